@@ -1,0 +1,95 @@
+"""What is trained and how: the options of one training step, as plain data."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, fields
+
+from memir.errors import UsageError
+
+DTYPES = ("bf16", "f16", "f32")
+
+
+@dataclass(frozen=True, slots=True)
+class Lora:
+    """Low-rank adapters as PEFT injects them. `targets` empty means PEFT's own default for the model type."""
+
+    r: int = 16
+    alpha: int = 32
+    dropout: float = 0.0
+    targets: tuple[str, ...] = ()
+
+    @staticmethod
+    def parse(text: str) -> Lora:
+        """`r=16,alpha=32,dropout=0.05,targets=q_proj,v_proj`; a word without `=` continues the list before it."""
+        given: dict[str, list[str]] = {}
+        key = ""
+        for word in filter(None, (w.strip() for w in text.split(","))):
+            if "=" in word:
+                key, word = (part.strip() for part in word.split("=", 1))
+                if key in given:
+                    raise UsageError(f"--lora: {key} is given twice", where=text)
+                given[key] = []
+            elif not key:
+                raise UsageError(f"--lora: {word!r} has no name", where=text, hint="write  --lora r=16,targets=q_proj,v_proj")
+            given[key].append(word)
+        known = [f.name for f in fields(Lora)]
+        for key, words in given.items():
+            if key not in known:
+                raise UsageError(f"--lora: unknown option {key!r}", hint=f"known: {', '.join(known)}")
+            if key != "targets" and len(words) != 1:
+                raise UsageError(f"--lora: {key} takes one value, not {', '.join(words)}")
+        try:
+            lora = Lora(
+                r=int(given.get("r", ["16"])[0]),
+                alpha=int(given.get("alpha", ["32"])[0]),
+                dropout=float(given.get("dropout", ["0"])[0]),
+                targets=tuple(t for t in given.get("targets", []) if t),
+            )
+        except ValueError as error:
+            raise UsageError(f"--lora: not a number: {error}", where=text) from None
+        if lora.r < 1 or lora.alpha < 1 or not 0 <= lora.dropout < 1:
+            raise UsageError("--lora: r and alpha must be positive and 0 <= dropout < 1", where=text)
+        return lora
+
+    def __str__(self) -> str:
+        text = f"r={self.r},alpha={self.alpha}" + (f",dropout={self.dropout:g}" if self.dropout else "")
+        return text + (f",targets={','.join(self.targets)}" if self.targets else "")
+
+
+@dataclass(frozen=True, slots=True)
+class Recipe:
+    """One training step. Every field is printed under the answer."""
+
+    target: str = "cuda"  # whose kernels are followed: "cuda" or "cpu"
+    dtype: str = "bf16"  # of parameters and activations
+    attention: str = "sdpa"  # "sdpa" or "eager" (Hugging Face models; a model.py has its own)
+    optimizer: str = "adamw"  # any torch.optim class by name, or "none"
+    optimizer_impl: str = "default"  # "foreach", "fused", "for-loop"; "default" is what PyTorch picks on the target
+    clip: float = 0.0  # max norm for clip_grad_norm_; 0 is none
+    accumulate: int = 1  # micro-batches a step
+    checkpoint: str = "none"  # "none" or "full": torch.utils.checkpoint (use_reentrant=False) around every layer
+    lora: Lora | None = None
+    dropout: bool = True  # False sets every dropout probability to 0
+    mode: str = "train"  # "train", or "forward": one forward pass without gradients
+    keep_outputs: bool = False  # the caller's variable holds the outputs during backward and through the next forward
+    zero_grad: str = "last"  # zero_grad(set_to_none=True) "first" (before forward) or "last" (after the optimizer step)
+    batch_kind: str = "full"  # "full": no padding mask is passed; "padded": an attention_mask with padding is passed
+
+    def __post_init__(self) -> None:
+        choices = {
+            "target": ("cuda", "cpu"),
+            "dtype": DTYPES,
+            "attention": ("sdpa", "eager"),
+            "optimizer_impl": ("default", "foreach", "fused", "for-loop"),
+            "checkpoint": ("none", "full"),
+            "mode": ("train", "forward"),
+            "zero_grad": ("first", "last"),
+            "batch_kind": ("full", "padded"),
+        }
+        for name, allowed in choices.items():
+            if getattr(self, name) not in allowed:
+                raise UsageError(f"{name.replace('_', '-')}: {getattr(self, name)!r} is none of {', '.join(allowed)}")
+        if self.accumulate < 1:
+            raise UsageError(f"accumulate: {self.accumulate} is not a positive number of micro-batches")
+        if self.clip < 0:
+            raise UsageError(f"clip: {self.clip:g} is negative")
