@@ -7,6 +7,16 @@ from dataclasses import dataclass, fields
 from memir.errors import UsageError
 
 DTYPES = ("bf16", "f16", "f32")
+CHOICES = {
+    "target": ("cuda", "cpu"),
+    "dtype": DTYPES,
+    "attention": ("sdpa", "eager"),
+    "optimizer_impl": ("default", "foreach", "fused", "for-loop"),
+    "checkpoint": ("none", "full"),
+    "mode": ("train", "forward"),
+    "zero_grad": ("first", "last"),
+    "batch_kind": ("full", "padded"),
+}
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,17 +86,7 @@ class Recipe:
     batch_kind: str = "full"  # "full": no padding mask is passed; "padded": an attention_mask with padding is passed
 
     def __post_init__(self) -> None:
-        choices = {
-            "target": ("cuda", "cpu"),
-            "dtype": DTYPES,
-            "attention": ("sdpa", "eager"),
-            "optimizer_impl": ("default", "foreach", "fused", "for-loop"),
-            "checkpoint": ("none", "full"),
-            "mode": ("train", "forward"),
-            "zero_grad": ("first", "last"),
-            "batch_kind": ("full", "padded"),
-        }
-        for name, allowed in choices.items():
+        for name, allowed in CHOICES.items():
             if getattr(self, name) not in allowed:
                 raise UsageError(f"{name.replace('_', '-')}: {getattr(self, name)!r} is none of {', '.join(allowed)}")
         if self.accumulate < 1:

@@ -1,0 +1,5 @@
+"""`python -m memir` is the command `memir`."""
+
+from memir.cli import main
+
+main()

@@ -1,0 +1,133 @@
+"""The command line: a group of commands, each imported when it is called, and the one place that turns errors into exit codes.
+
+Exit codes: 0 fine, 1 the answer is no, 2 usage or configuration, 3 inconclusive, 4 internal error; as shells have it, 130 after
+Ctrl-C and 141 when the reader of stdout has gone.
+"""
+
+from __future__ import annotations
+
+import errno
+import importlib
+import os
+import sys
+import traceback
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, NoReturn
+
+import click
+
+from memir import __version__
+from memir.errors import EXIT_INTERNAL, EXIT_OK, EXIT_USAGE, MemirError
+
+COMMANDS = {
+    "analyze": "Peak memory of a training step: number, formula, place, and what is alive there.",
+    "graph": "Print the operators of a training step as PyTorch ran them (torch.fx).",
+    "ir": "Print a training step's memory program.",
+    "opt": "Run passes on a memory program in text form.",
+    "presets": "List the known models and their parameter counts.",
+    "verify": "Run the step for real and compare its peak with the prediction.",
+}  # name -> one line for `memir --help`; the command itself is `memir.cli.NAME.command`
+
+EXIT_INTERRUPTED = 130
+EXIT_BROKEN_PIPE = 141
+
+
+@dataclass(slots=True)
+class Settings:
+    """What holds for every command. `progress` None: only on a terminal."""
+
+    traceback: bool = False
+    progress: bool | None = None
+
+
+class Memir(click.Group):
+    """A group whose commands are imported on use, and which alone decides how the process ends."""
+
+    def list_commands(self, ctx: click.Context) -> list[str]:
+        """The names of all commands, sorted."""
+        return sorted(COMMANDS)
+
+    def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
+        """The command of that name, imported now; None if there is none."""
+        if cmd_name not in COMMANDS:
+            return None
+        command = importlib.import_module(f"memir.cli.{cmd_name}").command
+        assert isinstance(command, click.Command)
+        return command
+
+    def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        """The list of commands from the table, so that help imports none of them."""
+        with formatter.section("Commands"):
+            formatter.write_dl(sorted(COMMANDS.items()))
+
+    def main(  # type: ignore[override]  # click declares overloads by standalone_mode; here every way ends the process
+        self,
+        args: Sequence[str] | None = None,
+        prog_name: str | None = None,
+        **extra: Any,
+    ) -> NoReturn:
+        """Run and exit: a number that a command returns, or gives to `ctx.exit`, is the exit code."""
+        extra.pop("standalone_mode", None)
+        settings = Settings(traceback=os.environ.get("MEMIR_TRACEBACK", "") not in ("", "0"))
+        try:
+            result = super().main(args, prog_name or "memir", standalone_mode=False, obj=settings, **extra)
+            sys.stdout.flush()
+            code = result if isinstance(result, int) else EXIT_OK
+        except click.ClickException as error:
+            error.show()
+            code = EXIT_USAGE
+        except MemirError as error:
+            code = report_error(error, settings)
+        except (click.Abort, KeyboardInterrupt):
+            click.echo("interrupted", err=True)
+            code = EXIT_INTERRUPTED
+        except Exception as error:  # the process's boundary: whatever else arrives here is a bug in memir
+            if isinstance(error, OSError) and error.errno == errno.EPIPE:
+                silence_stdout()
+                code = EXIT_BROKEN_PIPE
+            else:
+                code = report_error(error, settings)
+        sys.exit(code)
+
+
+def report_error(error: Exception, settings: Settings) -> int:
+    """Print the error for people on stderr; the exit code it asks for."""
+    code = error.exit_code if isinstance(error, MemirError) else EXIT_INTERNAL
+    if settings.traceback:
+        click.echo("".join(traceback.format_exception(error)).rstrip(), err=True)
+    click.echo(error.render() if isinstance(error, MemirError) else f"error: {type(error).__name__}: {error}", err=True)
+    if code == EXIT_INTERNAL:
+        click.echo("  this is a bug in memir, not in your model: please report it", err=True)
+        if not settings.traceback:
+            click.echo("  with the command and its output under  MEMIR_TRACEBACK=1", err=True)
+    return code
+
+
+def silence_stdout() -> None:
+    """Let the interpreter's last flush go nowhere: the reader of stdout has gone (`memir ir gpt2 | head`)."""
+    try:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+    except (OSError, ValueError):  # stdout is not a file descriptor (a test's buffer): nothing is left to flush
+        return
+
+
+@click.group(cls=Memir, context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100})
+@click.version_option(__version__, prog_name="memir", message="%(prog)s %(version)s")
+@click.option(
+    "--traceback", "show_traceback", is_flag=True, help="Show the Python traceback of an error (or MEMIR_TRACEBACK=1)."
+)
+@click.option(
+    "--progress/--no-progress", default=None, help="Say on stderr what takes longer than a second.  [default: on a terminal]"
+)
+@click.pass_obj
+def main(settings: Settings, show_traceback: bool, progress: bool | None) -> None:
+    """How much GPU memory a decoder language model's training step takes, and why, without a GPU.
+
+    TARGET is a Python file with a model (model.py, model.py:GPT), package.module:Name, a folder or file with a Hugging Face
+    config.json, a preset (memir presets), or a Hugging Face id in the local cache. Weights are never read.
+
+    Exit codes: 0 fine, 1 the answer is no, 2 usage or configuration, 3 inconclusive, 4 internal error.
+    """
+    settings.traceback |= show_traceback
+    settings.progress = progress

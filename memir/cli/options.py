@@ -1,0 +1,155 @@
+"""The options that describe a training step, shared by every command that traces one."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable
+from dataclasses import dataclass, field, fields
+from pathlib import Path
+from typing import Any
+
+import click
+
+from memir.errors import UsageError
+from memir.recipe import CHOICES, Lora, Recipe
+
+Decorator = Callable[[Callable[..., Any]], Callable[..., Any]]
+
+
+@dataclass(frozen=True, slots=True)
+class Request:
+    """What the user asked to be traced. `batch` and `seq` are None where the defaults hold."""
+
+    model: str  # TARGET as it was typed
+    recipe: Recipe
+    batch: int | None = None
+    seq: int | None = None
+    sets: dict[str, str] = field(default_factory=dict)  # config field -> value as it was typed
+    inputs: str | None = None
+    trust_remote_code: bool = False
+
+    def keywords(self) -> dict[str, Any]:
+        """The keyword arguments of `memir.trace` and `memir.analyze`."""
+        return {
+            "batch": self.batch,
+            "seq": self.seq,
+            "sets": self.sets,
+            "inputs": self.inputs,
+            "trust_remote_code": self.trust_remote_code,
+        }
+
+
+def _choice(name: str, help_text: str) -> Decorator:
+    """An option for a field of Recipe with a fixed set of values; its default is the field's own."""
+    flag = "--" + name.replace("_", "-")
+    default = getattr(Recipe(), name)
+    return click.option(
+        flag, f"recipe_{name}", type=click.Choice(CHOICES[name]), default=default, show_default=True, help=help_text
+    )
+
+
+_OPTIONS: tuple[Decorator, ...] = (
+    click.argument("model", metavar="TARGET"),
+    click.option("-b", "--batch", type=int, help="Sequences in a batch, B.  [default: 1]"),
+    click.option("-s", "--seq", type=int, help="Tokens in a sequence, S.  [default: 2048, or the model's limit if smaller]"),
+    click.option(
+        "--set", "sets", multiple=True, metavar="NAME=VALUE", help="Override a field of the model's config; repeatable."
+    ),
+    click.option(
+        "--inputs", metavar="TEXT", help="Name forward()'s token ids (and targets) when guessing fails: ids=idx,targets=y."
+    ),
+    click.option("--trust-remote-code", is_flag=True, help="Let code from a Hugging Face repository run."),
+    _choice("target", "Whose kernels and allocator are followed."),
+    _choice("dtype", "Type of parameters and activations."),
+    _choice("attention", "Attention of Hugging Face models."),
+    click.option(
+        "--optimizer",
+        "recipe_optimizer",
+        metavar="NAME",
+        default="adamw",
+        show_default=True,
+        help="A torch.optim class, or none.",
+    ),
+    _choice("optimizer_impl", "Implementation of the optimizer; default is what PyTorch picks."),
+    click.option(
+        "--clip", "recipe_clip", type=float, metavar="NORM", default=0.0, help="Clip the gradient norm.  [default: no clipping]"
+    ),
+    click.option(
+        "--accumulate", "recipe_accumulate", type=int, metavar="N", default=1, show_default=True, help="Micro-batches a step."
+    ),
+    _choice("checkpoint", "Activation checkpointing: full is around every layer."),
+    click.option("--lora", metavar="SPEC", help="Train low-rank adapters: r=16,alpha=32,targets=q_proj,v_proj."),
+    click.option(
+        "--dropout", type=click.Choice(("on", "off")), default="on", show_default=True, help="Off sets every dropout to 0."
+    ),
+    _choice("mode", "A training step, or one forward pass without gradients."),
+    click.option(
+        "--keep-outputs", "recipe_keep_outputs", is_flag=True, help="The loop's variable holds the outputs during backward."
+    ),
+    _choice("zero_grad", "Gradients are freed before forward, or after the optimizer step."),
+    _choice("batch_kind", "A batch without padding, or one with an attention mask."),
+)
+
+
+def step_options(command: Callable[..., Any]) -> Callable[..., Any]:
+    """TARGET and the options of a step; the command gets them as one argument, `request`."""
+
+    @functools.wraps(command)
+    def wrapper(
+        *,
+        model: str,
+        batch: int | None,
+        seq: int | None,
+        sets: tuple[str, ...],
+        inputs: str | None,
+        trust_remote_code: bool,
+        lora: str | None,
+        dropout: str,
+        **others: Any,
+    ) -> Any:
+        names = [f"recipe_{f.name}" for f in fields(Recipe) if f"recipe_{f.name}" in others]
+        recipe = Recipe(
+            lora=None if lora is None else Lora.parse(lora),
+            dropout=dropout == "on",
+            **{name.removeprefix("recipe_"): others.pop(name) for name in names},
+        )
+        request = Request(model, recipe, batch, seq, parse_sets(sets), inputs, trust_remote_code)
+        return command(request=request, **others)
+
+    for option in reversed(_OPTIONS):
+        option(wrapper)
+    return wrapper
+
+
+def parse_sets(words: tuple[str, ...]) -> dict[str, str]:
+    """`n_layer=24` words as a dictionary; UsageError for a word without `=` or a name given twice."""
+    found: dict[str, str] = {}
+    for word in words:
+        name, equals, value = word.partition("=")
+        name = name.strip()
+        if not equals or not name:
+            raise UsageError(f"--set: {word!r} is not NAME=VALUE", hint="write  --set n_layer=24")
+        if name in found:
+            raise UsageError(f"--set: {name} is given twice")
+        found[name] = value.strip()
+    return found
+
+
+def output_option(command: Callable[..., Any]) -> Callable[..., Any]:
+    """`-o FILE`, given to the command as `output` (None: stdout)."""
+    option = click.option(
+        "-o", "--output", type=click.Path(dir_okay=False, path_type=Path), metavar="FILE", help="Write there, not to stdout."
+    )
+    return option(command)
+
+
+def write(text: str, output: Path | None) -> None:
+    """The command's result, to stdout or to a file; UsageError when the file cannot be written."""
+    text = text if text.endswith("\n") else text + "\n"
+    if output is None:
+        click.echo(text, nl=False)
+        return
+    try:
+        output.write_text(text, encoding="utf-8")
+    except OSError as error:
+        raise UsageError(f"cannot write {output}: {error.strerror}") from None
