@@ -6,7 +6,6 @@ Ctrl-C and 141 when the reader of stdout has gone.
 
 from __future__ import annotations
 
-import errno
 import importlib
 import os
 import sys
@@ -41,6 +40,10 @@ class Settings:
     progress: bool | None = None
 
 
+class ReaderGoneError(Exception):
+    """Whoever read stdout has closed it (`memir ir gpt2 | head`)."""
+
+
 class Memir(click.Group):
     """A group whose commands are imported on use, and which alone decides how the process ends."""
 
@@ -60,6 +63,13 @@ class Memir(click.Group):
         """The list of commands from the table, so that help imports none of them."""
         with formatter.section("Commands"):
             formatter.write_dl(sorted(COMMANDS.items()))
+
+    def invoke(self, ctx: click.Context) -> Any:
+        """The command's result. A closed stdout is told apart here: click would make it exit code 1, which means "no"."""
+        try:
+            return super().invoke(ctx)
+        except BrokenPipeError as error:
+            raise ReaderGoneError from error
 
     def main(  # type: ignore[override]  # click declares overloads by standalone_mode; here every way ends the process
         self,
@@ -82,12 +92,11 @@ class Memir(click.Group):
         except (click.Abort, KeyboardInterrupt):
             click.echo("interrupted", err=True)
             code = EXIT_INTERRUPTED
+        except (ReaderGoneError, BrokenPipeError):
+            silence_stdout()
+            code = EXIT_BROKEN_PIPE
         except Exception as error:  # the process's boundary: whatever else arrives here is a bug in memir
-            if isinstance(error, OSError) and error.errno == errno.EPIPE:
-                silence_stdout()
-                code = EXIT_BROKEN_PIPE
-            else:
-                code = report_error(error, settings)
+            code = report_error(error, settings)
         sys.exit(code)
 
 
@@ -105,14 +114,14 @@ def report_error(error: Exception, settings: Settings) -> int:
 
 
 def silence_stdout() -> None:
-    """Let the interpreter's last flush go nowhere: the reader of stdout has gone (`memir ir gpt2 | head`)."""
+    """Let the interpreter's last flush go nowhere."""
     try:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
     except (OSError, ValueError):  # stdout is not a file descriptor (a test's buffer): nothing is left to flush
         return
 
 
-@click.group(cls=Memir, context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100})
+@click.group("memir", cls=Memir, context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100})
 @click.version_option(__version__, prog_name="memir", message="%(prog)s %(version)s")
 @click.option(
     "--traceback", "show_traceback", is_flag=True, help="Show the Python traceback of an error (or MEMIR_TRACEBACK=1)."
