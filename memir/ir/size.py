@@ -3,12 +3,13 @@
 A `Size` is a number of bytes or an extent. Internally it is a sorted tuple of (monomial, coefficient), interned, so that
 equality is identity and arithmetic is plain dictionary work; sympy is needed only for solving and output
 (`memir.ir.symbolic`). A monomial is a sorted tuple of (atom, exponent). An atom is the name of a symbol or a `Gen`:
-a named generator for what is not a polynomial (`ceil(a/b)`, `floor(a/b)`, `max(a,b)`, `min(a,b)`). Exponents of symbols may be negative
-(a shard `B*S/t` is `B*S*t^-1`).
+a named generator for what is not a polynomial (`ceil(a/b)`, `floor(a/b)`, `max(a,b)`, `min(a,b)`). Exponents of symbols
+may be negative (a shard `B*S/t` is `B*S*t^-1`). Symbols stand for positive integers.
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from fractions import Fraction
@@ -20,24 +21,41 @@ Monomial = tuple[tuple[Atom, int], ...]
 
 @dataclass(frozen=True, slots=True)
 class Gen:
-    """A non-polynomial generator: `op` is ceil or floor (of a/b), max or min (of a and b)."""
+    """A non-polynomial generator: `op` is ceil or floor (of a/b), max or min (of a and b).
+
+    Make one through `ceil_div`, `floor_div`, `max_of`, `min_of` or `Size.of`, which bring it to its canonical form.
+    """
 
     op: str
     a: Size
     b: Size
 
-    def evaluate(self, env: Mapping[str, int]) -> int:
+    def fraction(self, env: Mapping[str, int]) -> Fraction:
+        """The exact value where `env` gives every symbol's; max and min of shards need not be whole."""
         a, b = self.a.fraction(env), self.b.fraction(env)
         if self.op in ("max", "min"):
-            return int(max(a, b) if self.op == "max" else min(a, b))
-        quotient = a / b
-        return -((-quotient.numerator) // quotient.denominator) if self.op == "ceil" else quotient.numerator // quotient.denominator
+            return max(a, b) if self.op == "max" else min(a, b)
+        return Fraction(math.ceil(a / b) if self.op == "ceil" else math.floor(a / b))
+
+    def evaluate(self, env: Mapping[str, int]) -> int:
+        """The integer value; ValueError if it is not whole."""
+        return _whole(self.fraction(env), self)
 
     def text(self, order: Sequence[str] = ()) -> str:
+        """`ceil((S + 3)/64)`, `max(B*S, 4096)`; a divisor that is more than one factor stands in parentheses."""
+        a, b = self.a.text(order), self.b.text(order)
         if self.op in ("max", "min"):
-            return f"{self.op}({self.a.text(order)}, {self.b.text(order)})"
-        a, b = (s.text(order) if len(s.terms) < 2 else f"({s.text(order)})" for s in (self.a, self.b))
-        return f"{self.op}({a}/{b})"
+            return f"{self.op}({a}, {b})"
+        numerator = a if len(self.a.terms) < 2 else f"({a})"
+        return f"{self.op}({numerator}/{b if _is_factor(self.b) else f'({b})'})"
+
+
+def _is_factor(size: Size) -> bool:
+    """Whether the text of `size` is one factor, so that it may stand after a slash without parentheses."""
+    if len(size.terms) != 1:
+        return not size.terms
+    monomial, coefficient = size.terms[0]
+    return coefficient > 0 if not monomial else coefficient == 1 and len(monomial) == 1
 
 
 def _atom_key(atom: Atom) -> tuple[int, str]:
@@ -56,6 +74,7 @@ class Size:
     _interned: ClassVar[dict[tuple[tuple[Monomial, int], ...], Size]] = {}
 
     def __new__(cls, terms: Iterable[tuple[Monomial, int]] = ()) -> Size:
+        """The one object for these terms, in any order; each monomial once and sorted, zero coefficients dropped."""
         kept = tuple(sorted(((m, c) for m, c in terms if c), key=lambda t: _monomial_key(t[0])))
         found = cls._interned.get(kept)
         if found is None:
@@ -77,8 +96,8 @@ class Size:
             return value
         if isinstance(value, int):
             return Size((((), int(value)),))
-        if isinstance(value, Gen) and value.a.is_constant and value.b.is_constant:
-            return Size((((), value.evaluate({})),))
+        if isinstance(value, Gen):
+            return _canonical(value)
         return Size(((((value, 1),), 1),))
 
     def _as_dict(self) -> dict[Monomial, int]:
@@ -117,10 +136,11 @@ class Size:
     __rmul__ = __mul__
 
     def __pow__(self, exponent: int) -> Size:
+        if len(self.terms) == 1 and (exponent >= 0 or self.terms[0][1] == 1):
+            monomial, coefficient = self.terms[0]
+            return Size(((tuple((a, e * exponent) for a, e in monomial if exponent), coefficient ** max(exponent, 0)),))
         if exponent < 0:
-            if len(self.terms) != 1 or self.terms[0][1] != 1:
-                raise ValueError(f"cannot take the power {exponent} of {self}")
-            return Size(((tuple((a, e * exponent) for a, e in self.terms[0][0]), 1),))
+            raise ValueError(f"cannot take the power {exponent} of {self}")
         result = ONE
         for _ in range(exponent):
             result = result * self
@@ -134,6 +154,7 @@ class Size:
 
     @property
     def is_constant(self) -> bool:
+        """Whether it is a number."""
         return all(not m for m, _ in self.terms)
 
     @property
@@ -142,6 +163,7 @@ class Size:
         return next((c for m, c in self.terms if not m), 0)
 
     def symbols(self) -> frozenset[str]:
+        """All symbols, also those inside generators."""
         found: set[str] = set()
         for monomial, _ in self.terms:
             for atom, _ in monomial:
@@ -149,11 +171,12 @@ class Size:
         return frozenset(found)
 
     def fraction(self, env: Mapping[str, int]) -> Fraction:
+        """The exact value where `env` gives every symbol's, whole or not; KeyError if one lacks."""
         total = Fraction(0)
         for monomial, coefficient in self.terms:
             term = Fraction(coefficient)
             for atom, exponent in monomial:
-                term *= Fraction(env[atom] if isinstance(atom, str) else atom.evaluate(env)) ** exponent
+                term *= (Fraction(env[atom]) if isinstance(atom, str) else atom.fraction(env)) ** exponent
             total += term
         return total
 
@@ -173,20 +196,28 @@ class Size:
         """Symbols replaced by sizes or numbers, also inside generators."""
         if not self.symbols() & env.keys():
             return self
-        total = ZERO
+        parts: list[tuple[Size, int]] = []  # numerators and their whole-number denominators
         for monomial, coefficient in self.terms:
-            term = Size.of(coefficient)
+            numerator, denominator = Size.of(coefficient), 1
             for atom, exponent in monomial:
                 if isinstance(atom, Gen):
                     base = Size.of(Gen(atom.op, atom.a.substitute(env), atom.b.substitute(env)))
                 else:
                     base = Size.of(env.get(atom, atom))
-                if exponent < 0 and base.is_constant:
-                    term = term.exact_div(base.constant ** -exponent)
+                if exponent > 0:
+                    numerator = numerator * base**exponent
+                elif len(base.terms) != 1:
+                    raise ValueError(f"cannot divide by {base} in {self}")
                 else:
-                    term = term * base**exponent
-            total = total + term
-        return total
+                    inner, factor = base.terms[0]
+                    numerator = numerator * Size(((inner, 1),)) ** exponent
+                    denominator *= factor**-exponent
+            parts.append((numerator, denominator))
+        common = math.lcm(*(d for _, d in parts))
+        total = ZERO
+        for numerator, denominator in parts:
+            total = total + numerator * (common // denominator)
+        return total.exact_div(common)
 
     def text(self, order: Sequence[str] = ()) -> str:
         """Printed with the factors in `order` (the program's dims), highest degree first: `8*B*S + 4*ceil(S/64)`."""
@@ -195,7 +226,7 @@ class Size:
         rank = {name: position for position, name in enumerate(order)}
 
         def key(item: tuple[Monomial, int]) -> tuple[int, list[tuple[int, int, tuple[int, str]]]]:
-            return (-sum(e for _, e in item[0]), [(*_rank(a, rank), -e, _atom_key(a)) for a, e in _ordered(item[0], rank)])  # type: ignore[misc]
+            return (-sum(e for _, e in item[0]), [(*_rank(a, rank), -e, _atom_key(a)) for a, e in _ordered(item[0], rank)])
 
         parts = []
         for monomial, coefficient in sorted(self.terms, key=key):
@@ -233,10 +264,10 @@ def _times(a: Monomial, b: Monomial) -> Monomial:
     return tuple(sorted(((atom, e) for atom, e in exponents.items() if e), key=lambda f: _atom_key(f[0])))
 
 
-def _whole(value: Fraction, size: Size) -> int:
+def _whole(value: Fraction, of: Size | Gen) -> int:
     if value.denominator != 1:
-        raise ValueError(f"{size} is not a whole number there: {value}")
-    return int(value)
+        raise ValueError(f"{of if isinstance(of, Size) else of.text()} is not a whole number there: {value}")
+    return value.numerator
 
 
 ZERO = Size()
@@ -244,26 +275,94 @@ ONE = Size.of(1)
 
 
 def ceil_div(a: Size | int, b: Size | int) -> Size:
-    """ceil(a/b), kept as a generator unless it is a number or divides exactly."""
-    return _div("ceil", Size.of(a), Size.of(b))
+    """ceil(a/b); what divides exactly is taken out of the generator."""
+    return _canonical(Gen("ceil", Size.of(a), Size.of(b)))
 
 
 def floor_div(a: Size | int, b: Size | int) -> Size:
-    """floor(a/b), kept as a generator unless it is a number or divides exactly."""
-    return _div("floor", Size.of(a), Size.of(b))
-
-
-def _div(op: str, a: Size, b: Size) -> Size:
-    if b.is_constant and b.constant > 0 and not any(c % b.constant for _, c in a.terms):
-        return a.exact_div(b.constant)
-    return Size.of(Gen(op, a, b))
+    """floor(a/b); what divides exactly is taken out of the generator."""
+    return _canonical(Gen("floor", Size.of(a), Size.of(b)))
 
 
 def max_of(a: Size | int, b: Size | int) -> Size:
-    a, b = Size.of(a), Size.of(b)
-    return a if a is b else Size.of(Gen("max", a, b))
+    """The larger of two, kept as a generator unless both are numbers or equal."""
+    return _canonical(Gen("max", Size.of(a), Size.of(b)))
 
 
 def min_of(a: Size | int, b: Size | int) -> Size:
-    a, b = Size.of(a), Size.of(b)
-    return a if a is b else Size.of(Gen("min", a, b))
+    """The smaller of two, kept as a generator unless both are numbers or equal."""
+    return _canonical(Gen("min", Size.of(a), Size.of(b)))
+
+
+def _canonical(gen: Gen) -> Size:
+    """The one form of a generator, so that equal ones are found equal. Symbols stand for positive integers."""
+    return _extremum(gen) if gen.op in ("max", "min") else _quotient(gen.op, gen.a, gen.b)
+
+
+def _extremum(gen: Gen) -> Size:
+    """max and min: nested ones flattened, equal arguments and all but one number dropped, sorted, folded to the left."""
+    arguments: set[Size] = set()
+    numbers: list[int] = []
+    waiting = [gen.a, gen.b]
+    while waiting:
+        size = waiting.pop()
+        if (inner := _only_gen(size)) and inner.op == gen.op:
+            waiting += [inner.a, inner.b]
+        elif size.is_constant:
+            numbers.append(size.constant)
+        else:
+            arguments.add(size)
+    ordered = sorted(arguments, key=Size.text)
+    if numbers:
+        ordered.append(Size.of(max(numbers) if gen.op == "max" else min(numbers)))
+    result = ordered[0]
+    for size in ordered[1:]:
+        result = _generator(gen.op, result, size)
+    return result
+
+
+def _only_gen(size: Size) -> Gen | None:
+    """The generator that `size` is, if it is nothing else."""
+    if len(size.terms) != 1 or size.terms[0][1] != 1 or len(size.terms[0][0]) != 1:
+        return None
+    atom, exponent = size.terms[0][0][0]
+    return atom if isinstance(atom, Gen) and exponent == 1 else None
+
+
+def _generator(op: str, a: Size, b: Size) -> Size:
+    return Size(((((Gen(op, a, b), 1),), 1),))
+
+
+def _quotient(op: str, a: Size, b: Size) -> Size:
+    """ceil and floor: common factors cancelled, terms that the divisor divides taken out, numbers evaluated."""
+    if not b.terms:
+        raise ZeroDivisionError(f"{op}({a}/0)")
+    if not a.terms:
+        return ZERO
+    divisor = math.gcd(*(c for _, c in a.terms), *(c for _, c in b.terms)) * (-1 if b.terms[0][1] < 0 else 1)
+    shared = _common_monomial(a, b)
+    a, b = a.exact_div(divisor) * shared**-1, b.exact_div(divisor) * shared**-1
+    if len(b.terms) != 1:
+        return ONE if a is b else _generator(op, a, b)
+    monomial, coefficient = b.terms[0]
+    whole: list[tuple[Monomial, int]] = []
+    rest: list[tuple[Monomial, int]] = []
+    for term, c in a.terms:
+        left = _times(term, tuple((atom, -e) for atom, e in monomial))
+        if not c % coefficient and all(e > 0 for _, e in left):
+            whole.append((left, c // coefficient))
+        else:
+            rest.append((term, c))
+    if not rest:
+        return Size(whole)
+    if not whole:
+        constant = a.is_constant and b.is_constant
+        return Size.of(Gen(op, a, b).evaluate({})) if constant else _generator(op, a, b)
+    return Size(whole) + _quotient(op, Size(rest), b)
+
+
+def _common_monomial(a: Size, b: Size) -> Size:
+    """The largest monomial of symbols that divides every term of both, so that no negative exponent remains common."""
+    names = {atom for size in (a, b) for monomial, _ in size.terms for atom, _ in monomial if isinstance(atom, str)}
+    lowest = {n: min(dict(m).get(n, 0) for size in (a, b) for m, _ in size.terms) for n in names}
+    return Size(((tuple(sorted((n, e) for n, e in lowest.items() if e)), 1),))
