@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from memir.analysis.domain import Range, program_ranges
 from memir.analysis.dominance import Box, Comparer, attained, prune
 from memir.analysis.liveness import Timeline, basis_of, evaluate_points, timeline
+from memir.errors import UsageError
 from memir.ir.core import Program
 from memir.ir.size import Monomial, Size
 
@@ -52,7 +53,14 @@ class Envelope:
     domain: tuple[tuple[str, Range], ...]  # the ranges that were used
 
     def evaluate(self, env: Mapping[str, int]) -> tuple[int, Piece]:
-        """Bytes at `env`, and the piece that attains them (of equals the one whose place comes first)."""
+        """Bytes at `env`, and the piece that attains them (of equals the one whose place comes first).
+
+        UsageError if a symbol has no value, or one for which the envelope does not hold.
+        """
+        for name, allowed in self.domain:
+            if name in env and env[name] not in allowed:
+                end = f"{name} >= {allowed.low}" + (f", {name} <= {allowed.high}" if allowed.high is not None else "")
+                raise UsageError(f"the peak at {name}={env[name]} is not known: the program is valid for {end}")
         basis = basis_of([p.size for p in self.pieces])
         numbers = evaluate_points(basis, [coefficients(p.size, basis) for p in self.pieces], env)
         best = max(numbers)

@@ -1,0 +1,258 @@
+"""The answer as plain data: what a step takes at its peak, where, why, and as a formula.
+
+`build_report` makes it from a program, a recipe and concrete symbols; the text, json and markdown backends print it. All
+numbers are bytes. "Requested" is what the program asks for and what the formulas give; "allocated" is rounded as the target's
+allocator rounds.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, fields, is_dataclass
+from itertools import pairwise
+
+from memir.analysis.domain import check, domain_text
+from memir.analysis.inventory import (
+    Group,
+    alive_at,
+    collapse,
+    grouped,
+    held_by,
+    is_unused,
+    order,
+    round_size,
+    rounded,
+    rounded_peak,
+)
+from memir.analysis.liveness import Timeline, live_ranges, timeline
+from memir.analysis.peak import START, Peak, Piece, peak
+from memir.analysis.regions import along, formula, maximum, range_text, regions
+from memir.errors import MemirError
+from memir.ir.core import Kind, Program
+from memir.ir.size import Size
+from memir.recipe import Recipe
+
+SCHEMA_VERSION = 1
+SAMPLES = 60  # points of a phase's timeline that are kept for drawing
+TOP = 20  # groups of storages that are listed
+MEANINGS = {"B": "sequences in a batch", "S": "tokens in a sequence", "L": "decoder layers"}
+Option = str | int | float | bool | None
+
+
+@dataclass(frozen=True, slots=True)
+class Subject:
+    """What was analyzed. The frontend knows it; a program in text form has none of it."""
+
+    target: str = ""  # as the user typed it
+    name: str = ""  # the model's class, or the preset's name
+    source: str = ""  # "model.py:118" of the class
+    num_parameters: int | None = None
+    num_trainable: int | None = None
+    num_layers: int | None = None
+    max_seq: int | None = None  # the longest sequence the model accepts
+    versions: tuple[tuple[str, str], ...] = ()  # of memir, torch, transformers, ...
+
+
+@dataclass(frozen=True, slots=True)
+class Spot:
+    """A place in the program. An empty `op` is the step's start."""
+
+    phase: str
+    op: str
+    module: str
+    source: str
+
+
+@dataclass(frozen=True, slots=True)
+class Amount:
+    """Bytes as requested, and as the target's allocator rounds them."""
+
+    requested: int
+    allocated: int
+
+
+@dataclass(frozen=True, slots=True)
+class PhaseReport:
+    """One phase: its largest live bytes, its formula, and a few points of its timeline for drawing."""
+
+    name: str
+    requested: int
+    formula: str
+    samples: tuple[int, ...]  # the largest live bytes in each of up to SAMPLES equal stretches of the phase
+
+
+@dataclass(frozen=True, slots=True)
+class RegionReport:
+    """Where one polynomial is the peak."""
+
+    when: str  # exact condition that sympy parses
+    words: str  # for people; may be empty
+    nbytes: str  # the polynomial, for sympy
+    spot: Spot
+
+
+@dataclass(frozen=True, slots=True)
+class Stretch:
+    """A range of S, with the other symbols as asked, in which one polynomial is the peak."""
+
+    words: str  # "S <= 2,311"
+    first: int  # bytes at the range's lower end
+    slope: int  # bytes more for one more token there
+    spot: Spot
+
+
+@dataclass(frozen=True, slots=True)
+class Formulas:
+    """The symbolic answer; every formula is text that sympy parses."""
+
+    peak: str
+    steady: str
+    regions: tuple[RegionReport, ...]
+    stretches: tuple[Stretch, ...]  # along S at the asked point; empty if there is no S
+    symbols: tuple[tuple[str, str], ...]  # name and meaning
+    domain: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Report:
+    """Everything `memir analyze` says."""
+
+    subject: Subject
+    recipe: tuple[tuple[str, Option], ...]
+    symbols: tuple[tuple[str, int], ...]  # the asked point
+    peak: Amount
+    spot: Spot  # of the requested peak
+    steady: Amount
+    phases: tuple[PhaseReport, ...]
+    breakdown: tuple[tuple[str, int], ...]  # requested bytes at the peak by kind, largest first; sums to the peak
+    top: tuple[Group, ...]
+    unused: tuple[Group, ...]  # alive at the peak, never used again, freed later
+    formulas: Formulas
+    assumptions: tuple[str, ...] = ()
+    inconclusive: tuple[str, ...] = ()
+
+
+def build_report(
+    program: Program,
+    env: Mapping[str, int],
+    recipe: Recipe | Mapping[str, Option] | str | None = None,
+    subject: Subject | None = None,
+    *,
+    assumptions: Sequence[str] = (),
+    inconclusive: Sequence[str] = (),
+) -> Report:
+    """The answer for a program at a point.
+
+    `env` gives every dimension of the program a value. `recipe` is printed as it is; its `target` decides the rounding ("cuda"
+    where it says nothing). UsageError if a dimension lacks or lies outside of the domain; the errors of `timeline` where the
+    program cannot be walked.
+    """
+    check(env, program)
+    line = timeline(program)
+    numbers = line.evaluate(env)
+    mathematics = peak(program, line=line, env=env)
+    if mathematics.evaluate(env)[0] != numbers.peak:
+        raise MemirError(
+            f"the formula gives {mathematics.evaluate(env)[0]} bytes and the walk {numbers.peak}", where=program.name
+        )
+    index = START if numbers.start == numbers.peak else numbers.running.index(numbers.peak)
+    options = _options(recipe)
+    rounding = round_size if dict(options).get("target", "cuda") == "cuda" else None
+    storages = {s.name: s for s in program.storages}
+    ranges = live_ranges(program)
+    alive = [ranges[name] for name in alive_at(program, line, index)]
+    nbytes = _sizes(program, env)
+    scratch = line.steps[index].op.scratch.evaluate(env) if index != START else 0
+    breakdown = dict.fromkeys((str(kind) for kind in Kind), 0)
+    for live in alive:
+        breakdown[live.storage.kind] += nbytes[live.storage.name]
+    breakdown[Kind.WORKSPACE] += scratch
+    groups = grouped(line, alive, nbytes, lambda _: "")
+    if scratch:
+        op = line.steps[index].op
+        groups.append(Group(scratch, 1, Kind.WORKSPACE, op.opcode, collapse(op.path), op.source))
+    unused = [live for live in alive if is_unused(live, index)]
+    steady = [storage.name for storage in storages.values() if storage.live_in and storage.device == "gpu"]
+    return Report(
+        subject=subject or Subject(),
+        recipe=options,
+        symbols=tuple((name, env[name]) for name in program.dims),
+        peak=Amount(numbers.peak, rounded_peak(line, nbytes, steady, env, rounding)),
+        spot=_spot(line, index),
+        steady=Amount(numbers.start, sum(rounded(nbytes[name], rounding) for name in steady)),
+        phases=_phases(line, numbers.running, mathematics),
+        breakdown=tuple(sorted(breakdown.items(), key=lambda item: (-item[1], item[0]))),
+        top=tuple(sorted(groups, key=order)[:TOP]),
+        unused=tuple(sorted(grouped(line, unused, nbytes, lambda live: held_by(live, index)), key=order)),
+        formulas=_formulas(program, mathematics, env),
+        assumptions=tuple(assumptions),
+        inconclusive=tuple(inconclusive),
+    )
+
+
+def _options(recipe: Recipe | Mapping[str, Option] | str | None) -> tuple[tuple[str, Option], ...]:
+    if recipe is None:
+        return ()
+    if isinstance(recipe, str):
+        return (("recipe", recipe),)
+    items: Iterable[tuple[str, object]]
+    items = ((f.name, getattr(recipe, f.name)) for f in fields(recipe)) if is_dataclass(recipe) else recipe.items()
+    return tuple((name, value if isinstance(value, Option) else str(value)) for name, value in items)
+
+
+def _sizes(program: Program, env: Mapping[str, int]) -> dict[str, int]:
+    cache: dict[Size, int] = {}
+    for storage in program.storages:
+        if storage.nbytes not in cache:
+            cache[storage.nbytes] = storage.nbytes.evaluate(env)
+    return {storage.name: cache[storage.nbytes] for storage in program.storages}
+
+
+def _spot(line: Timeline, index: int) -> Spot:
+    if index == START:
+        return Spot("start", "", "", "")
+    step = line.steps[index]
+    return Spot(step.phase.name, step.op.opcode, step.op.path, step.op.source)
+
+
+def _phases(line: Timeline, running: Sequence[int], mathematics: Peak) -> tuple[PhaseReport, ...]:
+    by_name: dict[str, list[int]] = {}
+    for step, number in zip(line.steps, running, strict=True):
+        by_name.setdefault(step.phase.name, []).append(number)
+    formulas = {name: maximum(envelope) for name, envelope in mathematics.phases}
+    return tuple(
+        PhaseReport(name, max(numbers), formulas[name], _samples(numbers, SAMPLES)) for name, numbers in by_name.items()
+    )
+
+
+def _samples(numbers: Sequence[int], count: int) -> tuple[int, ...]:
+    """The largest number in each of `count` equal stretches, or all of them if there are fewer."""
+    count = min(count, len(numbers))
+    cuts = [i * len(numbers) // count for i in range(count + 1)]
+    return tuple(max(numbers[a:b]) for a, b in pairwise(cuts))
+
+
+def _formulas(program: Program, mathematics: Peak, env: Mapping[str, int]) -> Formulas:
+    envelope = mathematics.total
+    parts = tuple(
+        RegionReport(r.when, r.words, formula(r.piece.size, program.dims), _piece_spot(r.piece)) for r in regions(envelope)
+    )
+    stretches: list[Stretch] = []
+    domain = dict(envelope.domain)
+    if "S" in domain:
+        for within, piece in along(envelope, "S", env):
+            first, second = (piece.size.evaluate({**env, "S": within.low + more}) for more in (0, 1))
+            stretches.append(Stretch(range_text("S", within, domain["S"]), first, second - first, _piece_spot(piece)))
+    return Formulas(
+        peak=maximum(envelope),
+        steady=formula(mathematics.resident, program.dims),
+        regions=parts,
+        stretches=tuple(stretches),
+        symbols=tuple((name, MEANINGS.get(name, "")) for name in program.dims),
+        domain=domain_text(program.dims, program.domain),
+    )
+
+
+def _piece_spot(piece: Piece) -> Spot:
+    place = piece.place
+    return Spot(place.phase or "start", place.opcode, place.path, place.source)
