@@ -50,6 +50,10 @@ class Gen:
         return f"{self.op}({numerator}/{b if _is_factor(self.b) else f'({b})'})"
 
 
+def _is_nonnegative_atom(atom: Atom) -> bool:
+    return isinstance(atom, str) or (atom.a.is_nonnegative and atom.b.is_nonnegative)
+
+
 def _is_factor(size: Size) -> bool:
     """Whether the text of `size` is one factor, so that it may stand after a slash without parentheses."""
     if len(size.terms) != 1:
@@ -161,6 +165,20 @@ class Size:
     def constant(self) -> int:
         """The coefficient of the empty monomial."""
         return next((c for m, c in self.terms if not m), 0)
+
+    @property
+    def is_nonnegative(self) -> bool:
+        """Whether it is proven to be at least 0 wherever every symbol is at least 1; False does not mean that it is negative.
+
+        The proof: with every symbol s written as 1 + s', no coefficient is negative. A generator counts as at least 0 where
+        its arguments do.
+        """
+        if all(c >= 0 and all(_is_nonnegative_atom(a) for a, _ in m) for m, c in self.terms):
+            return True
+        if any(e < 0 or not isinstance(a, str) for m, _ in self.terms for a, e in m):
+            return False
+        shifted = self.substitute({s: Size.of(s) + 1 for s in self.symbols()})
+        return all(c >= 0 for _, c in shifted.terms)
 
     def symbols(self) -> frozenset[str]:
         """All symbols, also those inside generators."""

@@ -104,7 +104,7 @@ def _sum(cursor: Cursor, depth: int) -> Ratio:
 def _product(cursor: Cursor, depth: int) -> Ratio:
     top, bottom = _power(cursor, depth)
     while True:
-        if cursor.sign("*"):
+        if not cursor.text.startswith("**", cursor.skip_blank()) and cursor.sign("*"):
             n, d = _power(cursor, depth)
         elif cursor.sign("/"):
             at = cursor.skip_blank()
@@ -119,7 +119,7 @@ def _product(cursor: Cursor, depth: int) -> Ratio:
 def _power(cursor: Cursor, depth: int) -> Ratio:
     start = cursor.skip_blank()
     top, bottom = _atom(cursor, depth)
-    if not cursor.sign("^"):
+    if not (cursor.sign("^") or cursor.sign("**")):
         return top, bottom
     exponent = _integer(cursor, _EXPONENT, "a whole exponent")
     symbol = len(top.terms) == 1 and top.terms[0][1] == 1 and bottom is ONE

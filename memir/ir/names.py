@@ -1,0 +1,98 @@
+"""Indexed names: `h[i]`, `kv[m, L-1-i]`, families `w[L]` and `w[:32]`. docs/ir.md has the rules."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import lru_cache
+
+from memir.errors import ParseError
+from memir.ir.size import Size
+from memir.ir.sizetext import parse_size
+
+_INDEXED = re.compile(r"([^\[\]]*)\[([^\[\]]*)\]")
+_BRACES = re.compile(r"\{([^{}]*)\}")
+
+
+@dataclass(frozen=True, slots=True)
+class Index:
+    """One index of a name. `size` is None for text that is no index; `ranged` for `:n`, the first n members."""
+
+    text: str
+    size: Size | None
+    ranged: bool = False
+
+    @property
+    def is_extent(self) -> bool:
+        """Whether a declaration with this index declares a family: `:n`, or anything with a symbol in it."""
+        return self.size is not None and (self.ranged or not self.size.is_constant)
+
+
+@lru_cache(maxsize=65536)
+def split(name: str) -> tuple[str, tuple[Index, ...]]:
+    """`kv[m, L-1-i]` -> ("kv", indices); a name without indices has none, and a name in another form is its own base."""
+    found = _INDEXED.fullmatch(name)
+    if not found:
+        return name, ()
+    return found.group(1), tuple(_index(part) for part in _parts(found.group(2)))
+
+
+def join(base: str, indices: tuple[str, ...]) -> str:
+    """The name with these indices: `kv[0,3]`."""
+    return f"{base}[{','.join(indices)}]" if indices else base
+
+
+def index_text(size: Size) -> str:
+    """A size as an index: no blanks."""
+    return size.text().replace(" ", "")
+
+
+def rename(name: str, env: Mapping[str, Size | int]) -> str:
+    """The name with the symbols of `env` replaced in its indices; what does not mention them stays as it is written."""
+    base, indices = split(name)
+    return join(base, tuple(_bind(i, env) for i in indices)) if mentions(name, env) else name
+
+
+def mentions(name: str, env: Mapping[str, object]) -> bool:
+    """Whether an index of the name has a symbol of `env`."""
+    return any(i.size is not None and i.size.symbols() & env.keys() for i in split(name)[1])
+
+
+def rename_path(path: str, env: Mapping[str, Size | int]) -> str:
+    """A module path with its `{i}` replaced: `layers.{i}.up` -> `layers.3.up`; braces that are no index stay."""
+
+    def replace(found: re.Match[str]) -> str:
+        index = _index(found.group(1))
+        if index.size is None or index.ranged or not index.size.symbols() & env.keys():
+            return found.group(0)
+        size = index.size.substitute(env)
+        return index_text(size) if size.is_constant else "{" + index_text(size) + "}"
+
+    return _BRACES.sub(replace, path) if "{" in path else path
+
+
+def _bind(index: Index, env: Mapping[str, Size | int]) -> str:
+    if index.size is None or not index.size.symbols() & env.keys():
+        return index.text
+    return (":" if index.ranged else "") + index_text(index.size.substitute(env))
+
+
+@lru_cache(maxsize=65536)
+def _index(text: str) -> Index:
+    ranged = text.startswith(":")
+    try:
+        return Index(text, parse_size(text[ranged:]), ranged)
+    except ParseError:
+        return Index(text, None)
+
+
+def _parts(text: str) -> list[str]:
+    """Split at the commas that are not within parentheses."""
+    parts, depth, start = [], 0, 0
+    for position, sign in enumerate(text):
+        depth += (sign == "(") - (sign == ")")
+        if sign == "," and not depth:
+            parts.append(text[start:position].strip())
+            start = position + 1
+    return [*parts, text[start:].strip()]

@@ -1,0 +1,236 @@
+"""Repeats expanded and symbols bound. docs/ir.md, "Names in a Repeat", has the rules that this follows."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
+
+from memir.errors import UsageError
+from memir.ir.core import Op, Phase, Program, Repeat, Storage, Value
+from memir.ir.domain import bind_domain
+from memir.ir.names import Index, index_text, join, rename, rename_path, split
+from memir.ir.size import Size
+
+MAX_OPS = 5_000_000  # about 5 GB of operators; more is a typing error, not a wish
+
+
+def unroll(program: Program, env: Mapping[str, int] | None = None) -> Program:
+    """Every Repeat whose count is a number, or becomes one with `env`, written out; `env` is bound everywhere else too.
+
+    Families become their members (`$w[L]` -> `$w[0]`, `$w[1]`, ...). A Repeat whose count stays a symbol stays. UsageError if
+    a count is negative, if `env` names an unknown symbol or leaves the domain, or if the result would have over 5 million
+    operators.
+    """
+    return _rewrite(program, env or {}, expand=True)[0]
+
+
+def unroll_located(program: Program, env: Mapping[str, int] | None = None) -> tuple[Program, list[int]]:
+    """`unroll`, and for each operator the place of its origin among the operators and Repeats in textual order (from 0)."""
+    return _rewrite(program, env or {}, expand=True)
+
+
+def bind(program: Program, env: Mapping[str, int]) -> Program:
+    """The program for these values of symbols, Repeats and families kept (`$w[L]` -> `$w[:32]`). Errors as `unroll`."""
+    return _rewrite(program, env, expand=False)[0]
+
+
+def has_repeats(program: Program) -> bool:
+    """Whether there is a Repeat or a family in it."""
+    names = [s.name for s in program.storages] + [v.name for v in program.values]
+    return any(extents(name) for name in names) or any(isinstance(op, Repeat) for phase in program.phases for op in phase.ops)
+
+
+def extents(name: str) -> tuple[Size, ...]:
+    """The extents of a declared name: `w[L]` -> (L), `kv[3, :2]` -> (2), `w` and `w[3]` -> ()."""
+    return tuple(i.size for i in split(name)[1] if i.is_extent and i.size is not None)
+
+
+def _rewrite(program: Program, env: Mapping[str, int], *, expand: bool) -> tuple[Program, list[int]]:
+    for symbol, number in env.items():
+        if symbol not in program.dims:
+            known = f"its symbols: {', '.join(program.dims)}" if program.dims else "it has none"
+            raise UsageError(f"the program has no symbol {symbol}", hint=known)
+        if number < 1:
+            raise UsageError(f"{symbol} must be a positive number, not {number}")
+    dims = tuple(d for d in program.dims if d not in env)
+    domain = bind_domain(program.domain, env, dims)
+    bound = _Bound(env)
+    try:
+        storages = [s for storage in program.storages for s in _storages(storage, bound, expand)]
+        values = [v for value in program.values for v in _values(value, bound, expand)]
+        body = _Body(expand)
+        phases = []
+        for phase in program.phases:
+            ops = body.expand(phase.ops, bound, ())
+            phases.append(Phase(phase.name, tuple(ops)))
+        mesh = tuple((axis, bound.size(degree)) for axis, degree in program.mesh)
+    except (ValueError, ZeroDivisionError) as error:  # a shard such as B*S*t^-1 with t=3 and S=4
+        raise UsageError(f"the program cannot take these values: {error}") from None
+    name = program.name
+    return Program(name, dims, domain, mesh, tuple(storages), tuple(values), tuple(phases)), body.origins
+
+
+class _Bound:
+    """Symbols bound to numbers, and the names of values that are local to the iterations around."""
+
+    def __init__(self, env: Mapping[str, int], local: Mapping[str, tuple[str, ...]] | None = None) -> None:
+        self.env = env
+        self.local = local or {}  # value made in a body without an index -> the indices it has in fact
+        self._sizes: dict[Size, Size] = {}
+        self._groups: dict[tuple[Size, ...], tuple[Size, ...]] = {}
+        self._names: dict[str, str] = {}
+        self._paths: dict[str, str] = {}
+
+    def size(self, size: Size) -> Size:
+        found = self._sizes.get(size)
+        if found is None:
+            found = self._sizes[size] = size.substitute(self.env)
+        return found
+
+    def group(self, sizes: tuple[Size, ...]) -> tuple[Size, ...]:
+        found = self._groups.get(sizes)
+        if found is None:
+            found = self._groups[sizes] = tuple(self.size(s) for s in sizes)
+        return found
+
+    def storage(self, name: str) -> str:
+        found = self._names.get(name)
+        if found is None:
+            found = self._names[name] = rename(name, self.env)
+        return found
+
+    def storages(self, names: tuple[str, ...]) -> tuple[str, ...]:
+        return tuple([self.storage(n) for n in names]) if names else ()
+
+    def value(self, name: str) -> str:
+        return join(name, self.local[name]) if name in self.local else self.storage(name)
+
+    def path(self, path: str) -> str:
+        found = self._paths.get(path)
+        if found is None:
+            found = self._paths[path] = rename_path(path, self.env)
+        return found
+
+    def tensor(self, value: Value) -> Value:
+        return Value(
+            self.value(value.name),
+            value.dtype,
+            self.group(value.shape),
+            self.group(value.strides),
+            self.size(value.offset),
+            self.storage(value.storage),
+        )
+
+    def op(self, op: Op) -> Op:
+        return Op(
+            op.opcode,
+            tuple([self.value(o) for o in op.operands]),
+            tuple([self.tensor(r) for r in op.results]),
+            self.storages(op.frees),
+            self.storages(op.drops),
+            self.storages(op.saves),
+            self.size(op.scratch),
+            op.stream,
+            self.path(op.path),
+            op.source,
+            None if op.forward_of is None else self.value(op.forward_of),
+        )
+
+
+class _Body:
+    """Walks the operators; `origins` grows by one place for every operator that is written out."""
+
+    def __init__(self, expand: bool) -> None:
+        self._expand = expand
+        self.origins: list[int] = []
+        self._place = 0
+
+    def expand(self, ops: Sequence[Op | Repeat], bound: _Bound, around: tuple[str, ...]) -> list[Op | Repeat]:
+        """`around` are the indices of the Repeats around, as text: a number where expanded, else the index's name."""
+        result: list[Op | Repeat] = []
+        for op in ops:
+            place = self._place
+            self._place += 1
+            if isinstance(op, Op):
+                self._count(place)
+                result.append(bound.op(op))
+            else:
+                result += self._repeat(op, bound, around, place)
+        return result
+
+    def _repeat(self, repeat: Repeat, bound: _Bound, around: tuple[str, ...], place: int) -> list[Op | Repeat]:
+        count = bound.size(repeat.count)
+        if not (self._expand and count.is_constant):
+            self._count(place)
+            env = {n: v for n, v in bound.env.items() if n != repeat.index}
+            body = self.expand(repeat.body, self._inside(repeat, bound, env, around, repeat.index), (*around, repeat.index))
+            return [Repeat(repeat.index, count, tuple(body))]
+        if count.constant < 0:
+            raise UsageError(f"a Repeat over {repeat.index} is executed {count.constant} times")
+        first = self._place
+        result: list[Op | Repeat] = []
+        for number in range(count.constant):
+            self._place = first
+            env = {**bound.env, repeat.index: number}
+            inside = self._inside(repeat, bound, env, around, str(number))
+            result += self.expand(repeat.body, inside, (*around, str(number)))
+        self._place = first + _length(repeat.body)
+        return result
+
+    def _inside(self, repeat: Repeat, bound: _Bound, env: Mapping[str, int], around: tuple[str, ...], index: str) -> _Bound:
+        indices = (*around, index)
+        made = {r.name for op in repeat.body if isinstance(op, Op) for r in op.results if not split(r.name)[1]}
+        numbered = any(i.isdigit() for i in indices)  # nothing is expanded around: the short names stay
+        return _Bound(env, {**bound.local, **(dict.fromkeys(made, indices) if numbered else {})})
+
+    def _count(self, place: int) -> None:
+        self.origins.append(place)
+        if len(self.origins) > MAX_OPS:
+            raise UsageError(f"the program unrolls to more than {MAX_OPS:,} operators", hint="bind smaller numbers")
+
+
+def _length(ops: Sequence[Op | Repeat]) -> int:
+    return sum(1 if isinstance(op, Op) else 1 + _length(op.body) for op in ops)
+
+
+def _members(name: str, bound: _Bound, expand: bool) -> Iterator[tuple[str, str]]:
+    """The suffixes of a family's members: (as declared, as it is now), such as ("[L]", "[0]")."""
+    base, indices = split(name)
+    if not any(i.is_extent for i in indices):
+        yield name[len(base) :], name[len(base) :]
+        return
+    choices = [_choices(i, bound, expand) for i in indices]
+    for chosen in itertools.product(*choices):
+        yield name[len(base) :], join("", chosen)
+
+
+def _choices(index: Index, bound: _Bound, expand: bool) -> Sequence[str]:
+    if index.size is None or not index.is_extent:
+        return (index.text,)
+    size = bound.size(index.size)
+    if not size.is_constant:
+        return ((":" if index.ranged else "") + index_text(size),) if size is not index.size else (index.text,)
+    return [str(k) for k in range(size.constant)] if expand else (f":{size.constant}",)
+
+
+def _follow(name: str, declared: str, member: str, bound: _Bound) -> str:
+    """A name inside a family's declaration: the same indices become the member's, any other stays."""
+    if declared and name.endswith(declared):
+        return name[: -len(declared)] + member
+    return bound.storage(name)
+
+
+def _storages(storage: Storage, bound: _Bound, expand: bool) -> Iterator[Storage]:
+    nbytes = bound.size(storage.nbytes)
+    base = split(storage.name)[0]
+    for declared, member in _members(storage.name, bound, expand):
+        of = None if storage.of is None else _follow(storage.of, declared, member, bound)
+        yield replace(storage, name=base + member, nbytes=nbytes, of=of)
+
+
+def _values(value: Value, bound: _Bound, expand: bool) -> Iterator[Value]:
+    typed = bound.tensor(value)
+    base = split(value.name)[0]
+    for declared, member in _members(value.name, bound, expand):
+        yield replace(typed, name=base + member, storage=_follow(value.storage, declared, member, bound))
