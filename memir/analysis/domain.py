@@ -1,22 +1,21 @@
 """The domain of a program's symbols as integer ranges: what the analyses may assume about B and S.
 
-A program's `domain` is a list of conditions as text ("S <= 1024"). Comparisons of one symbol with one number become bounds;
-every other condition (such as "t divides a") is left out, which only makes the range larger: what is proved on it stays true.
+A program's `domain` is a list of conditions (`memir.ir.domain` reads them). Those that compare a multiple of one symbol with a
+number become bounds; every other one (such as `t divides a`) only decides whether a point is in the domain. Leaving it out of
+the ranges makes them larger: what is proved on them stays true.
 """
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 from memir.errors import UsageError
 from memir.ir.core import Program
+from memir.ir.domain import Condition
+from memir.ir.size import ZERO
 
-_SYMBOL = r"[A-Za-z_]\w*"
-_SIMPLE = re.compile(rf"\s*(?:(-?\d+)\s*(<=|<)\s*)?({_SYMBOL})\s*(?:(<=|<|>=|>|==|=)\s*(-?\d+))?\s*")
-_REVERSED = re.compile(rf"\s*(-?\d+)\s*(>=|>|==|=)\s*({_SYMBOL})\s*")
-_MIRROR = {">=": "<=", ">": "<", "==": "==", "=": "=="}
+_MIRROR = {"<=": ">=", ">=": "<=", "<": ">", ">": "<", "==": "=="}
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,19 +32,16 @@ class Range:
 def ranges(symbols: Iterable[str], conditions: Iterable[str]) -> dict[str, Range]:
     """A range for each symbol: at least 1, narrowed by conditions that compare it with a number. UsageError if none is left."""
     found = dict.fromkeys(symbols, Range())
-    for condition in conditions:
-        for symbol, relation, number in _bounds(condition):
-            if symbol not in found:
-                continue
-            low, high = found[symbol].low, found[symbol].high
-            if relation in (">=", ">", "=="):
-                low = max(low, number + (relation == ">"))
-            if relation in ("<=", "<", "=="):
-                limit = number - (relation == "<")
-                high = limit if high is None else min(high, limit)
-            if high is not None and low > high:
-                raise UsageError(f"no value of {symbol} is left", where=f"the domain asks for {condition}")
-            found[symbol] = Range(low, high)
+    for text in conditions:
+        bound = _bound(text)
+        if bound is None or bound[0] not in found:
+            continue
+        symbol, low, high = bound
+        low = max(low, found[symbol].low)
+        highs = [h for h in (high, found[symbol].high) if h is not None]
+        found[symbol] = Range(low, min(highs) if highs else None)
+        if highs and low > min(highs):
+            raise UsageError(f"the program is valid for no value of {symbol}", where=f"its domain asks for {text}")
     return found
 
 
@@ -55,33 +51,41 @@ def program_ranges(program: Program) -> dict[str, Range]:
 
 
 def check(env: Mapping[str, int], program: Program) -> None:
-    """UsageError if a dimension has no value, or one outside of the program's domain."""
-    for symbol, allowed in program_ranges(program).items():
+    """UsageError if a dimension of the program has no value, one below 1, or one outside of its domain."""
+    for symbol in program.dims:
         if symbol not in env:
             raise UsageError(f"no value is given for the symbol {symbol}")
-        if env[symbol] not in allowed:
-            conditions = [c for c in program.domain if re.search(rf"\b{symbol}\b", c)] or [f"{symbol} >= 1"]
-            raise UsageError(
-                f"{symbol}={env[symbol]} is outside of what this program is valid for",
-                where=f"valid for {', '.join(conditions)}",
-            )
+        if env[symbol] < 1:
+            raise UsageError(f"{symbol} must be a positive number, not {env[symbol]}")
+    for text in program.domain:
+        condition = Condition.read(text)
+        if condition is not None and condition.holds(env) is False:
+            given = ", ".join(f"{symbol}={env[symbol]}" for symbol in sorted(condition.symbols()))
+            raise UsageError(f"the program is valid only for {text}, and was given {given}")
 
 
 def domain_text(symbols: Sequence[str], conditions: Sequence[str]) -> tuple[str, ...]:
     """When a formula over these symbols holds: the program's conditions, and "X >= 1" where they say nothing about X."""
-    named = {symbol for condition in conditions for symbol in re.findall(_SYMBOL, condition)}
+    read = (Condition.read(text) for text in conditions)
+    named = {symbol for condition in read if condition is not None for symbol in condition.symbols()}
     return (*conditions, *(f"{symbol} >= 1" for symbol in symbols if symbol not in named))
 
 
-def _bounds(condition: str) -> Iterable[tuple[str, str, int]]:
-    match = _REVERSED.fullmatch(condition)
-    if match:
-        yield match[3], _MIRROR[match[2]], int(match[1])
-        return
-    match = _SIMPLE.fullmatch(condition)
-    if match:
-        low, relation, symbol, other, number = match.groups()
-        if low is not None:
-            yield symbol, ">=" if relation == "<=" else ">", int(low)
-        if other is not None:
-            yield symbol, "==" if other == "=" else other, int(number)
+def _bound(text: str) -> tuple[str, int, int | None] | None:
+    """The symbol that a condition bounds, and its least and largest value; None for a condition of another form."""
+    condition = Condition.read(text)
+    if condition is None or condition.modulus is not ZERO or condition.sign not in _MIRROR:
+        return None
+    difference, sign = condition.left - condition.right, condition.sign
+    terms = [(m, c) for m, c in difference.terms if m]
+    if len(terms) != 1 or len(terms[0][0]) != 1:
+        return None
+    ((symbol, exponent),), factor = terms[0]
+    if not isinstance(symbol, str) or exponent != 1:
+        return None
+    limit = -difference.constant  # factor * symbol SIGN limit
+    if factor < 0:
+        factor, limit, sign = -factor, -limit, _MIRROR[sign]
+    least = -(-limit // factor) if sign in (">=", "==") else limit // factor + 1 if sign == ">" else 1
+    most = limit // factor if sign in ("<=", "==") else -(-limit // factor) - 1 if sign == "<" else None
+    return symbol, least, most

@@ -18,6 +18,7 @@ from typing import NamedTuple
 from memir.errors import InconclusiveError, UsageError, VerifyError
 from memir.ir.core import Op, Phase, Program, Repeat, Storage
 from memir.ir.size import Monomial, Size
+from memir.ir.unroll import extents, has_repeats, unroll
 
 Vector = tuple[int, ...]
 
@@ -89,26 +90,19 @@ class LiveRange:
 
 
 def flatten(program: Program) -> Program:
-    """The program without Repeats. InconclusiveError where a count is a symbol: its layers cannot be walked one by one."""
-    if not any(isinstance(op, Repeat) for phase in program.phases for op in phase.ops):
+    """The program without Repeats and families. InconclusiveError where a count is a symbol: such layers cannot be walked."""
+    if not has_repeats(program):
         return program
-    for count in _counts(op for phase in program.phases for op in phase.ops):
-        if not count.is_constant:
-            raise InconclusiveError(
-                f"the number of repetitions {count} is a symbol, and liveness needs a number",
-                where=f"program @{program.name}",
-                hint="give the symbol a value, so that the Repeat can be unrolled",
-            )
-    from memir.ir.unroll import unroll
-
-    return unroll(program)
-
-
-def _counts(ops: Iterable[Op | Repeat]) -> Iterable[Size]:
-    for op in ops:
-        if isinstance(op, Repeat):
-            yield op.count
-            yield from _counts(op.body)
+    flat = unroll(program)
+    if has_repeats(flat):
+        counts = {str(op.count) for phase in flat.phases for op in phase.ops if isinstance(op, Repeat)}
+        counts |= {str(n) for storage in flat.storages for n in extents(storage.name)}
+        raise InconclusiveError(
+            f"live bytes are not computed for a number of repetitions that is a symbol: {', '.join(sorted(counts))}",
+            where=f"program @{program.name}",
+            hint="give it a value first (`bind` in memir.ir.unroll)",
+        )
+    return flat
 
 
 def walk(program: Program, device: str = "gpu") -> tuple[Step, ...]:
