@@ -8,6 +8,8 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from memir.errors import UsageError
+from memir.frontend.load_layers import SEQ_NAMES
+from memir.frontend.load_values import near_files
 from memir.frontend.loaded import LoadedModel
 from memir.recipe import Recipe
 
@@ -48,17 +50,11 @@ def check_seq(loaded: LoadedModel, seq: int) -> None:
     limit = loaded.max_seq
     if limit is None or seq <= limit:
         return
-    field = next((name for name, value in sorted(loaded.config.items()) if value == limit and _names_a_length(name)), None)
+    field = next((name for name, value in sorted(loaded.config.items()) if value == limit and name in SEQ_NAMES), None)
     hint = f"Try  -s {limit}" + (f"  or  --set {field}={seq}" if field else "")
     raise UsageError(
         f"{loaded.name} accepts sequences of at most {limit} tokens", where=f"{loaded.source}\nS was {seq}", hint=hint
     )
-
-
-def _names_a_length(name: str) -> bool:
-    from memir.frontend.load_layers import SEQ_NAMES
-
-    return name in SEQ_NAMES
 
 
 def _dispatch(target: str, recipe: Recipe, sets: dict[str, str], inputs: str | None, trust: bool) -> LoadedModel:
@@ -96,7 +92,7 @@ def _from_config_path(
     file = path / "config.json" if path.is_dir() else path
     if not file.is_file():
         if not path.is_dir():
-            raise UsageError(f"{target}: no such file", hint=_near_files(path))
+            raise UsageError(f"{target}: no such file", hint=near_files(path))
         models = sorted(p.name for p in path.glob("*.py"))[:8]
         hint = f"a file in it:  memir analyze {path / models[0]}   ({', '.join(models)})" if models else ""
         raise UsageError(f"{target}: the folder has no config.json", hint=hint)
@@ -125,7 +121,7 @@ def _from_name(target: str, recipe: Recipe, sets: dict[str, str], inputs: str | 
             read_config(cached), recipe=recipe, sets=sets, target=target, trust_remote_code=trust, repository=str(cached.parent)
         )
     if os.sep in target and not re.fullmatch(r"[\w.-]+/[\w.-]+", target):
-        raise UsageError(f"{target}: no such file or folder", hint=_near_files(Path(target)))
+        raise UsageError(f"{target}: no such file or folder", hint=near_files(Path(target)))
     close = presets.nearest(target)
     hint = (f"nearest presets: {', '.join(close[:5])}\n" if close else "") + "memir presets  lists them all"
     if "/" in target:
@@ -136,14 +132,3 @@ def _from_name(target: str, recipe: Recipe, sets: dict[str, str], inputs: str | 
 def _no_inputs(inputs: str | None) -> None:
     if inputs is not None:
         raise UsageError("--inputs is for a model.py; Hugging Face models are called with input_ids and labels")
-
-
-def _near_files(path: Path) -> str:
-    """Python files of like name in the folder of a path that does not exist, as a hint."""
-    from memir.frontend.load_values import nearest_names
-
-    folder = path.parent
-    if not folder.is_dir():
-        return f"there is no folder {folder}"
-    close = nearest_names(path.name, (p.name for p in folder.iterdir() if p.suffix in (".py", ".json") or p.is_dir()))
-    return f"nearest: {', '.join(str(folder / name) for name in close)}" if close else ""

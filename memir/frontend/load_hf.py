@@ -17,6 +17,7 @@ import torch
 from torch import nn
 
 from memir.errors import ParseError, UsageError
+from memir.frontend.device import build_device
 from memir.frontend.load_layers import decoder_layers, mask_limit, position_limit, stated_limit
 from memir.frontend.load_values import convert, nearest_names, plain_dict
 from memir.frontend.loaded import Call, LoadedModel
@@ -106,12 +107,12 @@ def load_hf(
     values = plain_dict(text_config.to_dict() if text_config is not config else config.to_dict())
     return LoadedModel(
         module=module,
-        call=_call(module, recipe, assumptions),
+        call=call_of(module, recipe, assumptions),
         name=name or type(module).__name__,
         target=target,
         source=source or _class_source(type(module)),
         config=values,
-        max_seq=_max_seq(module, text_config),
+        max_seq=max_seq_of(module),
         layers=decoder_layers(module),
         is_hf=True,
         roots=_roots(module),
@@ -251,7 +252,7 @@ def _build(config: Any, recipe: Recipe, target: str, trust: bool, assumptions: l
     def build(**changes: Any) -> nn.Module:
         default_dtype = torch.get_default_dtype()
         try:
-            with torch.device("meta"):
+            with torch.device(build_device()):
                 module = AutoModelForCausalLM.from_config(copy.deepcopy(config), **{**options, **changes})
         finally:
             torch.set_default_dtype(default_dtype)
@@ -276,7 +277,8 @@ def _build(config: Any, recipe: Recipe, target: str, trust: bool, assumptions: l
         ) from None
 
 
-def _call(module: nn.Module, recipe: Recipe, assumptions: list[str]) -> Call:
+def call_of(module: nn.Module, recipe: Recipe, assumptions: list[str]) -> Call:
+    """The call of a transformers model with input_ids and labels, without a cache; the mask only for a padded batch."""
     parameters = inspect.signature(module.forward).parameters
     ids = "input_ids" if "input_ids" in parameters else next(iter(parameters))
     has_labels = "labels" in parameters
@@ -293,8 +295,9 @@ def _call(module: nn.Module, recipe: Recipe, assumptions: list[str]) -> Call:
     )
 
 
-def _max_seq(module: nn.Module, config: Any) -> int | None:
+def max_seq_of(module: nn.Module) -> int | None:
     """The limit that really holds: learned positions, or a table of that many positions; rotary models have none."""
+    config = module.config.get_text_config()  # type: ignore[operator, union-attr]
     learned = position_limit(module)
     if learned is not None:
         return learned

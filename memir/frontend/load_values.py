@@ -8,6 +8,7 @@ import enum
 import types
 import typing
 from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -159,3 +160,12 @@ def _plain(value: Any) -> Any:
     if isinstance(value, Mapping):
         return {str(k): _plain(v) for k, v in value.items()}
     return None
+
+
+def near_files(path: Path) -> str:
+    """A hint for a path that does not exist: files of like name in its folder."""
+    folder = path.parent
+    if not folder.is_dir():
+        return f"there is no folder {folder}"
+    close = nearest_names(path.name, (p.name for p in folder.iterdir() if p.suffix in (".py", ".json") or p.is_dir()))
+    return f"nearest: {', '.join(str(folder / name) for name in close)}" if close else ""

@@ -1,0 +1,131 @@
+"""How a step is traced: with B and S as symbols; apart where a size is 1; from several concrete traces where a symbol is lost."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+from memir.errors import InconclusiveError
+from memir.frontend.fake import Extent, Fake
+from memir.frontend.fit import fit_programs
+from memir.frontend.loaded import LoadedModel
+from memir.frontend.symbols import specialization_site, specialized
+from memir.ir.core import Program
+from memir.recipe import Recipe
+
+if TYPE_CHECKING:
+    from memir.frontend.trace import Traced
+
+Progress = Callable[[str], None]
+TraceOnce = Callable[[Callable[[], LoadedModel], Recipe, Extent, Extent, Progress], "tuple[Traced, Fake]"]
+
+
+class Attempts:
+    """All ways to trace one step at B=batch, S=seq, from the best down."""
+
+    def __init__(
+        self, once: TraceOnce, load: Callable[[], LoadedModel], recipe: Recipe, batch: int, seq: int, progress: Progress
+    ) -> None:
+        self.once, self.load, self.recipe, self.progress = once, load, recipe, progress
+        self.batch, self.seq = batch, seq
+
+    def run(self) -> Traced:
+        """The traced step; its program's domain holds at the asked point."""
+        try:
+            traced, lost = self._symbolic(max(self.batch, 2), max(self.seq, 2))
+            if lost:  # a coincidence, such as S equal to the model's width, or really code that fixes a size
+                other_s = self.seq + 64 if self.seq % 64 == 0 else self.seq + 1
+                again, lost_again = self._retry(max(self.batch, 2) + 1, other_s)
+                if again is not None and not lost_again:
+                    traced, lost = again, {}
+                else:
+                    lost = lost_again or lost
+        except InconclusiveError as error:
+            return self._fitted({"B": self.batch, "S": self.seq}, error.message, error)
+        if lost:
+            return self._fitted(lost, self.site, None)
+        if self.batch == 1 or self.seq == 1:
+            return self._at_one(traced)
+        return traced
+
+    site = ""
+
+    def _symbolic(self, batch: int, seq: int) -> tuple[Traced, dict[str, int]]:
+        traced, fake = self.once(self.load, self.recipe, Extent("B", batch, True), Extent("S", seq, True), self.progress)
+        lost = specialized(fake)
+        if lost:
+            self.site = specialization_site(fake)
+        return traced, lost
+
+    def _retry(self, batch: int, seq: int) -> tuple[Traced | None, dict[str, int]]:
+        try:
+            return self._symbolic(batch, seq)
+        except InconclusiveError:
+            return None, {}
+        except Exception as error:  # e.g. beyond the model's limit: the user did not ask for this point
+            if error.__class__.__name__ != "UsageError":
+                raise
+            return None, {}
+
+    def _concrete(self, values: dict[str, int], symbols: frozenset[str]) -> Traced:
+        extents = [
+            Extent(name, values.get(name, default), name in symbols) for name, default in (("B", self.batch), ("S", self.seq))
+        ]
+        traced, fake = self.once(self.load, self.recipe, extents[0], extents[1], self.progress)
+        if specialized(fake):
+            raise InconclusiveError("a symbol that was kept before is lost now", where=specialization_site(fake))
+        return traced
+
+    def _at_one(self, traced: Traced) -> Traced:
+        """B=1 or S=1: traced with that size as a number. If the program is the same, its domain begins at 1."""
+        self.progress("tracing again: a size of 1 can change what runs")
+        ones = {name: 1 for name, value in (("B", self.batch), ("S", self.seq)) if value == 1}
+        exact = self._concrete(ones, frozenset({"B", "S"} - ones.keys()))
+        if same_at(traced.program, exact.program, ones):
+            domain = tuple(f"{c.split(' ')[0]} >= 1" if c in {f"{n} >= 2" for n in ones} else c for c in traced.program.domain)
+            return replace(traced, program=replace(traced.program, domain=domain))
+        pinned = tuple(f"{name} == 1" for name in sorted(ones))
+        others = tuple(c for c in exact.program.domain if c.split(" ")[0] not in ones)
+        exact.assumptions.append(f"{', '.join(pinned)} runs other operators than larger sizes: the formula holds there only")
+        return replace(exact, program=replace(exact.program, domain=pinned + others))
+
+    def _fitted(self, lost: dict[str, int], why: str, cause: InconclusiveError | None) -> Traced:
+        """Concrete traces at several points of the lost symbols, and an exact polynomial through each size, verified."""
+        self.progress(f"{', '.join(lost)} did not stay symbolic: tracing at several points")
+        try:
+            traced = fit_programs(self._concrete, lost, frozenset({"B", "S"} - lost.keys()), self.batch, self.seq)
+        except InconclusiveError as error:
+            raise (cause or error) from error
+        traced.assumptions.append(
+            f"{' and '.join(sorted(lost))} did not stay symbolic ({why}): polynomials fitted to concrete traces and verified at others"
+        )
+        return traced
+
+
+def same_at(symbolic: Program, exact: Program, env: dict[str, int]) -> bool:
+    """Whether both programs run the same operators with the same bytes where `env` holds."""
+    ours, theirs = [list(p.ops()) for p in (symbolic, exact)]
+    if len(ours) != len(theirs):
+        return False
+    left = {s.name: s for s in symbolic.storages}
+    right = {s.name: s for s in exact.storages}
+    for (_, a), (_, b) in zip(ours, theirs, strict=True):
+        if a.opcode != b.opcode or len(a.frees) != len(b.frees) or len(a.results) != len(b.results):
+            return False
+        sizes_a = [left[v.storage].nbytes.substitute(env) for v in a.results] + [a.scratch.substitute(env)]
+        sizes_b = [right[v.storage].nbytes for v in b.results] + [b.scratch]
+        if sizes_a != sizes_b:
+            return False
+        if sum((left[f].nbytes.substitute(env) for f in a.frees), start=a.scratch * 0) != sum(
+            (right[f].nbytes for f in b.frees), start=b.scratch * 0
+        ):
+            return False
+    return True
+
+
+def trace_symbolically(
+    once: TraceOnce, load: Callable[[], LoadedModel], recipe: Recipe, batch: int, seq: int, progress: Progress
+) -> Traced:
+    """See `memir.frontend.trace.trace`."""
+    return Attempts(once, load, recipe, batch, seq, progress).run()

@@ -1,0 +1,109 @@
+"""A model without weights: fake cpu tensors of the right shapes, and a batch whose shape has symbols.
+
+Technique: torch._subclasses.fake_tensor. The module is made on the meta device outside the fake mode and moved into it here.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import nn
+from torch._subclasses.fake_tensor import FakeTensorMode
+from torch.fx.experimental.symbolic_shapes import DimDynamic, ShapeEnv, StatelessSymbolicContext
+
+from memir.errors import MemirError
+
+
+@dataclass(frozen=True, slots=True)
+class Extent:
+    """One dimension of the batch: its name and value; static ones stay a number."""
+
+    name: str
+    value: int
+    symbolic: bool
+
+
+@dataclass(slots=True)
+class Fake:
+    """The fake mode with its shape environment and the names of its symbols."""
+
+    mode: FakeTensorMode
+    shape_env: ShapeEnv
+    names: dict[Any, str]  # sympy symbol -> "B" or "S"
+
+
+def make_mode() -> Fake:
+    """A fake tensor mode with a fresh shape environment."""
+    shape_env = ShapeEnv(duck_shape=False)
+    return Fake(FakeTensorMode(shape_env=shape_env, allow_non_fake_inputs=True), shape_env, {})
+
+
+def ties_of(module: nn.Module) -> list[list[tuple[str, str]]]:
+    """Groups of (module path, parameter name) that share one parameter; `to_empty` on a meta model makes them separate."""
+    names: dict[int, list[tuple[str, str]]] = defaultdict(list)
+    for path, submodule in module.named_modules():
+        for name, parameter in submodule._parameters.items():
+            if parameter is not None:
+                names[id(parameter)].append((path, name))
+    return [group for group in names.values() if len(group) > 1]
+
+
+def move_to_fake(module: nn.Module, fake: Fake) -> None:
+    """Replaces the meta tensors of `module` by fake cpu ones in place: parameters (ties kept), buffers, tensor attributes."""
+    ties = ties_of(module)
+    before = sum(p.numel() for p in module.parameters())
+    with fake.mode:
+        module.to_empty(device="cpu")
+        for submodule in module.modules():
+            for name, value in list(vars(submodule).items()):
+                if name not in ("_parameters", "_buffers", "_modules"):
+                    moved = _moved(value)
+                    if moved is not value:
+                        submodule.__dict__[name] = moved
+    for (path, name), *others in ties:
+        shared = module.get_submodule(path)._parameters[name]
+        for other_path, other in others:
+            module.get_submodule(other_path)._parameters[other] = shared
+    after = sum(p.numel() for p in module.parameters())
+    if before != after:
+        raise MemirError(f"the fake model has {after:,} parameters, the model has {before:,}")
+
+
+def _moved(value: Any) -> Any:
+    """Plain tensor attributes, also in lists, tuples and dictionaries, as fake cpu tensors (call inside the fake mode)."""
+    if isinstance(value, torch.Tensor) and not isinstance(value, nn.Parameter) and value.device.type == "meta":
+        return torch.empty_strided(value.size(), value.stride(), dtype=value.dtype, device="cpu")
+    if type(value) in (list, tuple) and any(isinstance(v, torch.Tensor) for v in value):
+        return type(value)(_moved(v) for v in value)
+    if type(value) is dict and any(isinstance(v, torch.Tensor) for v in value.values()):
+        return {k: _moved(v) for k, v in value.items()}
+    return value
+
+
+def tensor_attributes(module: nn.Module) -> list[tuple[str, torch.Tensor]]:
+    """Tensors a module keeps without registering them, with a name: (path.attribute, tensor)."""
+    found: list[tuple[str, torch.Tensor]] = []
+    for path, submodule in module.named_modules():
+        for name, value in vars(submodule).items():
+            if name in ("_parameters", "_buffers", "_modules"):
+                continue
+            items = value.values() if type(value) is dict else value if type(value) in (list, tuple) else [value]
+            tensors = [v for v in items if isinstance(v, torch.Tensor)]
+            found += [(f"{path}.{name}" + (f".{i}" if i else ""), t) for i, t in enumerate(tensors)]
+    return found
+
+
+def fake_batch(names: tuple[str, ...], batch: Extent, seq: Extent, fake: Fake) -> dict[str, torch.Tensor]:
+    """The int64 tensors of shape [B, S] that the loop passes, each its own storage; registers the symbols' names."""
+    dims = [DimDynamic.DYNAMIC if extent.symbolic else DimDynamic.STATIC for extent in (batch, seq)]
+    plain = torch.zeros((batch.value, seq.value), dtype=torch.long)  # outside the mode: inside it would be static
+    first = fake.mode.from_tensor(plain, symbolic_context=StatelessSymbolicContext(dynamic_sizes=dims))
+    for size, extent in zip(first.shape, (batch, seq), strict=True):
+        if isinstance(size, torch.SymInt):
+            fake.names[size.node.expr] = extent.name
+    with fake.mode:
+        tensors = [torch.empty(tuple(first.shape), dtype=torch.long, device="cpu") for _ in names]
+    return dict(zip(names, tensors, strict=True))

@@ -1,0 +1,113 @@
+"""Where a symbol is lost: concrete traces at several points and one exact polynomial per size, verified at further points."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from functools import lru_cache
+from itertools import product
+from typing import TYPE_CHECKING
+
+import sympy
+
+from memir.errors import InconclusiveError
+from memir.ir.core import Op, Program, Value
+from memir.ir.size import Size
+
+if TYPE_CHECKING:
+    from memir.frontend.trace import Traced
+
+_DEGREE = {"B": 1, "S": 2}  # a decoder's sizes are linear in B and at most quadratic in S
+
+
+def _points(lost: dict[str, int], batch: int, seq: int) -> tuple[list[dict[str, int]], list[dict[str, int]]]:
+    """A grid that determines the polynomials, the asked point among it, and further points that verify them."""
+    step = next((d for d in (256, 128, 64, 32, 16, 8, 4, 2) if seq % d == 0 and seq >= 4 * d), 1)
+    axes = {
+        "B": ([max(batch, 2), max(batch, 2) + 1], max(batch, 2) + 2),
+        "S": ([seq, seq - step, seq - 2 * step] if seq > 3 * step else [seq, seq + step, seq + 2 * step], max(seq - 3 * step, 2)),
+    }
+    names = sorted(lost)
+    grid = [dict(zip(names, values, strict=True)) for values in product(*(axes[n][0] for n in names))]
+    further = [{n: axes[n][1] for n in names}, {n: axes[n][0][-1] if n == "S" else axes[n][1] for n in names}]
+    return grid, [p for i, p in enumerate(further) if p not in further[:i] and p not in grid]
+
+
+def fit_programs(
+    concrete: Callable[[dict[str, int], frozenset[str]], Traced], lost: dict[str, int], kept: frozenset[str], batch: int, seq: int
+) -> Traced:
+    """The program with the lost symbols back. Raises InconclusiveError when the operators or the sizes do not generalize."""
+    grid, further = _points(lost, batch, seq)
+    traces = [concrete(point, kept) for point in [*grid, *further]]
+    programs = [t.program for t in traces]
+    names = sorted(lost)
+    fit = _Fit(names, [tuple(p[n] for n in names) for p in [*grid, *further]], len(grid))
+    first = traces[0]
+    program = _merged(programs, fit)
+    low = {n: min(p[n] for p in [*grid, *further]) for n in names}
+    domain = tuple(c for c in first.program.domain if c.split(" ")[0] in kept) + tuple(f"{n} >= {low[n]}" for n in names)
+    return replace(first, program=replace(program, domain=domain, dims=("B", "S")), method="fit")
+
+
+class _Fit:
+    """Interpolates sizes over the grid; every further point must agree."""
+
+    def __init__(self, names: list[str], points: list[tuple[int, ...]], determined: int) -> None:
+        exponents = list(product(*(range(_DEGREE[n] + 1) for n in names)))
+        self.monomials = [self._monomial(names, e) for e in exponents]
+        rows = [[sympy.prod(x**k for x, k in zip(point, e, strict=True)) for e in exponents] for point in points]
+        self.inverse = sympy.Matrix(rows[:determined]).inv()
+        self.rows, self.determined = rows, determined
+        self.size = lru_cache(maxsize=None)(self._size)
+
+    @staticmethod
+    def _monomial(names: list[str], exponents: tuple[int, ...]) -> Size:
+        result = Size.of(1)
+        for name, exponent in zip(names, exponents, strict=True):
+            result = result * Size.of(name) ** exponent
+        return result
+
+    def _size(self, sizes: tuple[Size, ...]) -> Size:
+        if all(s is sizes[0] for s in sizes):
+            return sizes[0]
+        total = Size()
+        for monomial in {m for s in sizes for m, _ in s.terms}:
+            samples = [dict(s.terms).get(monomial, 0) for s in sizes]
+            coefficients = self.inverse * sympy.Matrix(samples[: self.determined])
+            predicted = [sum(c * r for c, r in zip(coefficients, row, strict=True)) for row in self.rows]
+            if predicted != samples or any(c.q != 1 for c in coefficients):
+                raise InconclusiveError(f"a size is no polynomial in the lost symbols: {samples} at the points traced")
+            kept = Size(((monomial, 1),))
+            for coefficient, lost in zip(coefficients, self.monomials, strict=True):
+                total = total + kept * lost * int(coefficient)
+        return total
+
+
+def _merged(programs: list[Program], fit: _Fit) -> Program:
+    first = programs[0]
+    flat = [list(p.ops()) for p in programs]
+    if len({tuple(op.opcode for _, op in ops) for ops in flat}) != 1 or len({len(p.storages) for p in programs}) != 1:
+        raise InconclusiveError("the operators change with B or S: no one formula holds")
+    storages = tuple(
+        replace(group[0], nbytes=fit.size(tuple(s.nbytes for s in group)))
+        for group in zip(*(p.storages for p in programs), strict=True)
+    )
+    values = tuple(_value(group, fit) for group in zip(*(p.values for p in programs), strict=True))
+    merged = iter([_op(tuple(op for _, op in group), fit) for group in zip(*flat, strict=True)])
+    phases = tuple(replace(phase, ops=tuple(next(merged) for _ in phase.ops)) for phase in first.phases)
+    return replace(first, storages=storages, values=values, phases=phases)
+
+
+def _op(group: tuple[Op, ...], fit: _Fit) -> Op:
+    if len({(op.frees, op.drops, op.saves, tuple(v.storage for v in op.results)) for op in group}) != 1:
+        raise InconclusiveError("what is freed changes with B or S: no one formula holds", where=group[0].source)
+    results = tuple(_value(values, fit) for values in zip(*(op.results for op in group), strict=True))
+    return replace(group[0], results=results, scratch=fit.size(tuple(op.scratch for op in group)))
+
+
+def _value(group: tuple[Value, ...], fit: _Fit) -> Value:
+    if len({len(v.shape) for v in group}) != 1:
+        raise InconclusiveError("the rank of a tensor changes with B or S", where=group[0].name)
+    shape = tuple(fit.size(extents) for extents in zip(*(v.shape for v in group), strict=True))
+    strides = tuple(fit.size(extents) for extents in zip(*(v.strides for v in group), strict=True))
+    return replace(group[0], shape=shape, strides=strides, offset=fit.size(tuple(v.offset for v in group)))

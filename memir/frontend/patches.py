@@ -1,0 +1,38 @@
+"""What is changed in other libraries while a step is traced: scoped, and restored on exit.
+
+transformers asks whether it is being traced (`is_tracing`, true for fake tensors) and then takes branches that real data does not
+take: it builds a 4-D mask and leaves the causal fast path. Values that it would look at are answered by `memir.frontend.answers`.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+
+# module -> name -> what it answers while a step is traced as real data would run it
+_ANSWERS: tuple[tuple[str, str], ...] = (("transformers.masking_utils", "is_tracing"),)
+
+
+def _not_tracing(tensor: Any = None) -> bool:
+    return False
+
+
+@contextmanager
+def real_branches() -> Iterator[None]:
+    """The libraries' code takes the branches of a real run. Also keeps torch.compile'd functions eager."""
+    saved: list[tuple[Any, str, Any]] = []
+    for module_name, name in _ANSWERS:
+        module = sys.modules.get(module_name)  # a model that needs it has imported it by now
+        if module is not None and hasattr(module, name):
+            saved.append((module, name, getattr(module, name)))
+            setattr(module, name, _not_tracing)
+    try:
+        with torch.compiler.set_stance("force_eager"):
+            yield
+    finally:
+        for module, name, original in saved:
+            setattr(module, name, original)

@@ -1,0 +1,193 @@
+"""One steady-state training step of a loaded model, traced on fake tensors, and lowered to a Program.
+
+Steps of the trace: the model is moved to fake tensors; the forward runs once without gradients (it shows when Python lets go of
+what autograd keeps); the optimizer's state is made; then whole steps are recorded until one ends as it began.
+"""
+
+from __future__ import annotations
+
+import gc
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import fx, nn
+from torch._dispatch.python import enable_python_dispatcher
+
+from memir.errors import InconclusiveError
+from memir.frontend.answers import Answers
+from memir.frontend.attempts import trace_symbolically
+from memir.frontend.cuda import HANDLERS, cuda_kernels
+from memir.frontend.fake import Extent, Fake, fake_batch, make_mode, move_to_fake, tensor_attributes
+from memir.frontend.failures import explained
+from memir.frontend.loaded import LoadedModel
+from memir.frontend.loop import Step, batch_spec, make_optimizer, prepare, quiet, resolved_impl
+from memir.frontend.lower import lower
+from memir.frontend.origin import ModuleStack
+from memir.frontend.patches import real_branches
+from memir.frontend.record import Recorder
+from memir.frontend.residents import Residents
+from memir.frontend.symbols import SizeReader, domain_of
+from memir.ir.core import Program
+from memir.recipe import Recipe
+
+_MAX_STEPS = 4  # a loop that is not steady after so many steps grows without end
+
+
+@dataclass(slots=True)
+class Traced:
+    """A traced step. `method` is "symbolic" (B and S stayed symbols) or "fit" (concrete traces, polynomials verified)."""
+
+    program: Program
+    fx_graph: fx.Graph
+    method: str
+    num_parameters: int
+    num_trainable: int
+    assumptions: list[str] = field(default_factory=list)
+
+    @property
+    def graph(self) -> fx.GraphModule:
+        """The step as a torch.fx.GraphModule of ATen operators; nodes carry phase, path, source and layer in `meta`."""
+        return fx.GraphModule(nn.Module(), self.fx_graph, class_name="Step")
+
+
+Progress = Callable[[str], None]
+
+
+def trace_once(
+    load: Callable[[], LoadedModel], recipe: Recipe, batch: Extent, seq: Extent, progress: Progress = lambda text: None
+) -> tuple[Traced, Fake]:
+    """One trace at the given extents. Raises InconclusiveError where the model's code cannot be followed."""
+    progress("loading the model")
+    loaded = load()
+    module = prepare(loaded, recipe)
+    fake = make_mode()
+    move_to_fake(module, fake)
+    sizes = SizeReader(fake)
+    names = tuple(dict.fromkeys(batch_spec(loaded.call)))
+    tensors = fake_batch(names, batch, seq, fake)
+    modules = ModuleStack(module)
+    answers = Answers(tensors, loaded, recipe, HANDLERS if recipe.target == "cuda" else {})
+    with ExitStack() as stack:
+        stack.enter_context(quiet())
+        stack.enter_context(real_branches())
+        stack.enter_context(fake.mode)
+        stack.enter_context(enable_python_dispatcher())
+        stack.enter_context(modules.active())
+        if recipe.target == "cuda":
+            stack.enter_context(cuda_kernels())
+        stack.enter_context(_no_collection())
+        stack.enter_context(explained(loaded, batch, seq))
+        released = None
+        if recipe.mode == "train":
+            progress("tracing the forward without gradients")
+            released = _record_forward(module, loaded, recipe, tensors, sizes, modules, answers)
+        progress("tracing the step")
+        recorder = _record_steady_step(module, loaded, recipe, tensors, sizes, modules, answers)
+        program = lower(recorder, released, loaded.name, domain_of(fake), recipe)
+    traced = Traced(
+        program,
+        recorder.graph,
+        "symbolic",
+        sum(p.numel() for p in module.parameters()),
+        sum(p.numel() for p in module.parameters() if p.requires_grad),
+        [*loaded.assumptions, *answers.assumptions],
+    )
+    return traced, fake
+
+
+def _record_forward(
+    module: nn.Module,
+    loaded: LoadedModel,
+    recipe: Recipe,
+    batch: dict[str, torch.Tensor],
+    sizes: SizeReader,
+    modules: ModuleStack,
+    answers: Answers,
+) -> Recorder:
+    recorder = Recorder(sizes, modules, answers)
+    step = Step(module, loaded.call, recipe, None, recorder.on_phase, recorder.on_event)
+    for tensor in [*module.parameters(), *module.buffers(), *batch.values(), *(t for _, t in tensor_attributes(module))]:
+        recorder.see(tensor)
+    recorder.reset()
+    answers.attach(recorder)
+    with recorder, torch.no_grad():
+        recorder.on_phase("forward")
+        outputs = step.forward(batch)
+        loss = step.loss(outputs, batch)
+        recorder.on_event("drop_outputs")
+        del outputs
+        recorder.on_event("drop_loss")
+        del loss
+    return recorder
+
+
+def _record_steady_step(
+    module: nn.Module,
+    loaded: LoadedModel,
+    recipe: Recipe,
+    batch: dict[str, torch.Tensor],
+    sizes: SizeReader,
+    modules: ModuleStack,
+    answers: Answers,
+) -> Recorder:
+    recorder = Recorder(sizes, modules, answers)
+    optimizer = make_optimizer(module, recipe)
+    host_scalars = recipe.target == "cuda" and resolved_impl(recipe) in ("foreach", "for-loop")
+    residents = Residents(module, optimizer, batch, recorder, host_scalars)
+    residents.register()
+    step = Step(module, loaded.call, recipe, optimizer, recorder.on_phase, recorder.on_event)
+    with recorder:
+        if optimizer is not None:
+            for parameter in step.parameters:
+                parameter.grad = torch.empty_strided(parameter.size(), parameter.stride(), dtype=parameter.dtype)
+            optimizer.step()
+            if recipe.zero_grad == "last":
+                step.zero_grad()
+    gc.collect()
+    for _ in range(_MAX_STEPS):
+        recorder.reset()
+        residents.register()
+        answers.attach(recorder)
+        before = _live_bytes(recorder)
+        recorder.entered = residents.note_gradients
+        with recorder:
+            step(batch)
+        residents.note_gradients()
+        gc.collect()
+        if _live_bytes(recorder) == before:
+            return recorder
+    raise InconclusiveError(
+        f"the loop is not steady: after {_MAX_STEPS} steps more is alive at the end of a step than at its start",
+        where=f"{before} bytes before, {_live_bytes(recorder)} after",
+        hint="something in the model keeps tensors from step to step",
+    )
+
+
+def _live_bytes(recorder: Recorder) -> Any:
+    total: Any = 0
+    for index in recorder.live.values():
+        total = recorder.storages[index].nbytes + total
+    return total
+
+
+@contextmanager
+def _no_collection() -> Iterator[None]:
+    """Cyclic garbage is collected between steps only, so that frees are where reference counts put them."""
+    was = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if was:
+            gc.enable()
+
+
+def trace(load: Callable[[], LoadedModel], recipe: Recipe, batch: int, seq: int, progress: Progress = lambda text: None) -> Traced:
+    """The steady-state step of the model that `load` gives (called anew for each trace), valid at B=batch, S=seq.
+
+    B and S stay symbols where the model's code allows it. PyTorch takes sizes of 1 apart, so B=1 or S=1 is traced by itself too.
+    """
+    return trace_symbolically(trace_once, load, recipe, batch, seq, progress)
