@@ -1,0 +1,126 @@
+"""Build a module on the meta device, whatever its constructor does, and give it the recipe's dtype."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from typing import Any, cast
+from unittest import mock
+
+import torch
+from torch import nn
+from torch.overrides import TorchFunctionMode
+
+Convert = Callable[[torch.Tensor], torch.Tensor]
+_REGISTRIES = ("_parameters", "_buffers", "_modules")
+
+
+class CudaMeans(TorchFunctionMode):
+    """Within, a named CUDA device means `device`: `.cuda()` and `device="cuda"` work on a machine without a GPU."""
+
+    def __init__(self, device: str) -> None:
+        super().__init__()
+        self.device = torch.device(device)
+
+    def __torch_function__(
+        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Mapping[str, Any] | None = None
+    ) -> Any:
+        if func is torch.Tensor.cuda:
+            return args[0].to(self.device)
+        return func(*(self._mapped(a) for a in args), **{n: self._mapped(v) for n, v in (kwargs or {}).items()})
+
+    def _mapped(self, value: Any) -> Any:
+        if isinstance(value, torch.device) and value.type == "cuda":
+            return self.device
+        return self.device if isinstance(value, str) and (value == "cuda" or value.startswith("cuda:")) else value
+
+
+def build_on_meta(make: Callable[[], Any]) -> Any:
+    """The result of `make()`, built on the meta device.
+
+    Constructors that need real numbers (`.item()` on a linspace, a numpy table) fail there; they are run again with only the
+    parameters on meta, each moved there as it is registered, and everything else computed for real. Raises what that raises.
+    """
+    try:
+        with torch.device("meta"), CudaMeans("meta"):
+            return make()
+    except Exception:  # a boundary: the user's constructor; the second way raises what is really wrong
+        with CudaMeans("cpu"), _parameters_on_meta():
+            return make()
+
+
+@contextmanager
+def _parameters_on_meta() -> Iterator[None]:
+    register = nn.Module.register_parameter
+
+    def registered(self: nn.Module, name: str, param: nn.Parameter | None) -> None:
+        register(self, name, param)
+        if param is not None and param.device.type != "meta":
+            self._parameters[name] = _as_parameter(param, param.detach().to("meta"))
+
+    with mock.patch.object(nn.Module, "register_parameter", registered):
+        yield
+
+
+def _as_parameter(old: nn.Parameter, data: torch.Tensor) -> nn.Parameter:
+    new = nn.Parameter(data, requires_grad=old.requires_grad)
+    new.__dict__.update(old.__dict__)
+    return new
+
+
+def replace_tensors(module: nn.Module, convert: Convert) -> None:
+    """Replace every tensor that a module holds: parameters, buffers, plain attributes, also in lists, tuples and dictionaries.
+
+    One tensor held in several places (tied weights) is converted once and stays one.
+    """
+    done: dict[int, tuple[torch.Tensor, torch.Tensor]] = {}
+
+    def converted(tensor: torch.Tensor) -> torch.Tensor:
+        if id(tensor) not in done:
+            new = convert(tensor.detach())
+            if isinstance(tensor, nn.Parameter):
+                new = _as_parameter(tensor, new)
+            done[id(tensor)] = (tensor, new)  # the old one is kept, so that its id stays its own
+        return done[id(tensor)][1]
+
+    def anywhere(value: Any) -> Any:
+        if isinstance(value, torch.Tensor):
+            return converted(value)
+        if type(value) in (list, tuple) and any(isinstance(v, torch.Tensor) for v in value):
+            return type(value)(anywhere(v) for v in value)
+        if type(value) is dict and any(isinstance(v, torch.Tensor) for v in value.values()):
+            return {k: anywhere(v) for k, v in value.items()}
+        return value
+
+    for submodule in module.modules():
+        for registry in (submodule._parameters, submodule._buffers):
+            for name, tensor in list(registry.items()):
+                if tensor is not None:
+                    cast("dict[str, torch.Tensor]", registry)[name] = converted(tensor)
+        for name, value in list(vars(submodule).items()):
+            if name not in _REGISTRIES and (new := anywhere(value)) is not value:
+                submodule.__dict__[name] = new
+
+
+def move_to_meta(module: nn.Module) -> None:
+    """Move whatever is not on the meta device there; ties are kept, which `module.to("meta")` does not do."""
+    replace_tensors(module, lambda tensor: tensor if tensor.device.type == "meta" else tensor.to("meta"))
+
+
+def to_dtype(module: nn.Module, dtype: torch.dtype, assumptions: list[str]) -> None:
+    """`module.to(dtype)`: floating-point parameters and buffers. Complex buffers, which that would make real, are kept."""
+    complex_ones = [
+        (submodule, name, buffer)
+        for submodule in module.modules()
+        for name, buffer in submodule._buffers.items()
+        if buffer is not None and buffer.is_complex()
+    ]
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        module.to(dtype)
+    for submodule, name, buffer in complex_ones:
+        submodule._buffers[name] = buffer
+    if complex_ones:
+        names = sorted({name for _, name, _ in complex_ones})
+        assumptions.append(f"complex buffers keep their dtype: {', '.join(names)}")
