@@ -11,7 +11,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, fields, is_dataclass
 from itertools import pairwise
 
-from memir.analysis.domain import check, domain_text
+from memir.analysis.domain import Range, check, domain_text, program_ranges
 from memir.analysis.inventory import (
     Group,
     alive_at,
@@ -26,10 +26,11 @@ from memir.analysis.inventory import (
 )
 from memir.analysis.liveness import Timeline, live_ranges, timeline
 from memir.analysis.peak import START, Peak, Piece, peak
-from memir.analysis.regions import along, formula, maximum, range_text, regions
+from memir.analysis.regions import along, maximum, range_text, regions
 from memir.errors import MemirError
 from memir.ir.core import Kind, Program
 from memir.ir.size import Size
+from memir.ir.symbolic import formula_text
 from memir.recipe import Recipe
 
 SCHEMA_VERSION = 1
@@ -190,6 +191,13 @@ def build_report(
     )
 
 
+def program_report(program: Program, batch: int, seq: int) -> Report:
+    """The answer for a program of which nothing else is known, at B=`batch` and S=`seq` (the program's limit if smaller)."""
+    high = program_ranges(program).get("S", Range()).high
+    env = {"B": batch, "S": seq if high is None else min(seq, high)}
+    return build_report(program, {name: env[name] for name in program.dims if name in env})
+
+
 def _options(recipe: Recipe | Mapping[str, Option] | str | None) -> tuple[tuple[str, Option], ...]:
     if recipe is None:
         return ()
@@ -235,7 +243,7 @@ def _samples(numbers: Sequence[int], count: int) -> tuple[int, ...]:
 def _formulas(program: Program, mathematics: Peak, env: Mapping[str, int]) -> Formulas:
     envelope = mathematics.total
     parts = tuple(
-        RegionReport(r.when, r.words, formula(r.piece.size, program.dims), _piece_spot(r.piece)) for r in regions(envelope)
+        RegionReport(r.when, r.words, formula_text(r.piece.size, program.dims), _piece_spot(r.piece)) for r in regions(envelope)
     )
     stretches: list[Stretch] = []
     domain = dict(envelope.domain)
@@ -245,7 +253,7 @@ def _formulas(program: Program, mathematics: Peak, env: Mapping[str, int]) -> Fo
             stretches.append(Stretch(range_text("S", within, domain["S"]), first, second - first, _piece_spot(piece)))
     return Formulas(
         peak=maximum(envelope),
-        steady=formula(mathematics.resident, program.dims),
+        steady=formula_text(mathematics.resident, program.dims),
         regions=parts,
         stretches=tuple(stretches),
         symbols=tuple((name, MEANINGS.get(name, "")) for name in program.dims),

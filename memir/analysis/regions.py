@@ -19,9 +19,9 @@ from memir.analysis.dominance import Comparer, segments
 from memir.analysis.liveness import basis_of
 from memir.analysis.peak import Envelope, Piece, coefficients
 from memir.ir.size import Monomial, Size
+from memir.ir.symbolic import formula_text
 
 ABOUT = Fraction(1, 100)  # how much the lesser terms may move a border that is still named by its main monomial
-_FUNCTIONS = (("ceil(", "ceiling("), ("max(", "Max("), ("min(", "Min("), ("^", "**"))
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,17 +33,9 @@ class Region:
     words: str  # for people; "" where no short form exists
 
 
-def formula(size: Size, dims: Sequence[str]) -> str:
-    """A size as text that sympy parses: `8*B*S**2 + ceiling(S/64)`."""
-    text = size.text(dims)
-    for ours, theirs in _FUNCTIONS:
-        text = text.replace(ours, theirs)
-    return text
-
-
 def maximum(envelope: Envelope) -> str:
     """The whole envelope as text that sympy parses: `Max(15385002144, 2375204*B*S + 8)`."""
-    sizes = [formula(piece.size, envelope.dims) for piece in envelope.pieces]
+    sizes = [formula_text(piece.size, envelope.dims) for piece in envelope.pieces]
     return sizes[0] if len(sizes) == 1 else f"Max({', '.join(sizes)})"
 
 
@@ -93,7 +85,7 @@ def _single_monomial(pieces: Sequence[Piece]) -> Monomial | None:
 
 def _by_monomial(envelope: Envelope, monomial: Monomial) -> tuple[Region, ...]:
     """The pieces as lines over one monomial, whose upper envelope has whole-number borders."""
-    name = formula(Size(((monomial, 1),)), envelope.dims)
+    name = formula_text(Size(((monomial, 1),)), envelope.dims)
     domain = dict(envelope.domain)
     ends = [(domain[str(atom)], exponent) for atom, exponent in monomial]
     low = prod(allowed.low**exponent for allowed, exponent in ends)
@@ -119,8 +111,8 @@ def _condition(envelope: Envelope, i: int) -> str:
             continue
         difference = envelope.pieces[i].size - other.size
         difference = difference.exact_div(gcd(*(c for _, c in difference.terms)))
-        left = formula(Size((m, c) for m, c in difference.terms if c > 0), envelope.dims)
-        right = formula(Size((m, -c) for m, c in difference.terms if c < 0), envelope.dims)
+        left = formula_text(Size((m, c) for m, c in difference.terms if c > 0), envelope.dims)
+        right = formula_text(Size((m, -c) for m, c in difference.terms if c < 0), envelope.dims)
         parts.append(f"{left} {'>=' if j > i else '>'} {right}")
     return parts[0] if len(parts) == 1 else " & ".join(f"({part})" for part in parts)
 

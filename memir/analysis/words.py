@@ -1,0 +1,56 @@
+"""Bytes, counts and names as people read them: shared by the outputs, so that all say the same."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+GIB = 2**30
+MIB = 2**20
+SMALL = GIB // 10  # below this a screen is in MiB, or every line of it would say 0.00
+
+
+@dataclass(frozen=True, slots=True)
+class Unit:
+    """The unit of one screen."""
+
+    name: str
+    nbytes: int
+
+    @staticmethod
+    def of(largest: int) -> Unit:
+        """GiB, or MiB where the largest number on the screen is below a tenth of one."""
+        return Unit("GiB", GIB) if largest >= SMALL else Unit("MiB", MIB)
+
+    def number(self, nbytes: int) -> str:
+        """Two decimals without the unit's name: `9.84`."""
+        return f"{nbytes / self.nbytes:,.2f}"
+
+    def text(self, nbytes: int) -> str:
+        """Two decimals and the unit's name: `9.84 GiB`."""
+        return f"{self.number(nbytes)} {self.name}"
+
+
+def small_bytes(nbytes: int) -> str:
+    """A difference such as bytes for one more token, in the unit that suits it: `0.57 MiB`, `512 bytes`."""
+    for name, size in (("GiB", GIB), ("MiB", MIB), ("KiB", 2**10)):
+        if abs(nbytes) >= size / 2 and nbytes:
+            return f"{nbytes / size:,.2f} {name}"
+    return f"{nbytes:,} bytes"
+
+
+def count(number: int) -> str:
+    """Parameters and the like: `123.7 M`, `8.03 B`, `512`."""
+    for name, size, digits in (("B", 10**9, 2), ("M", 10**6, 1), ("K", 10**3, 1)):
+        if number >= size:
+            return f"{number / size:,.{digits}f} {name}"
+    return str(number)
+
+
+def plural(number: int, noun: str) -> str:
+    """`1 storage`, `12 storages`."""
+    return f"{number:,} {noun}" + ("" if number == 1 else "s")
+
+
+def shortened(text: str, width: int) -> str:
+    """The text if it fits, else its end after an ellipsis: the end of a module path or file says more than its start."""
+    return text if len(text) <= width else "…" + text[len(text) - width + 1 :]
