@@ -38,7 +38,8 @@ class Preset:
         """Whether `count` parameters are what is published: equal, or within one unit of a rounded figure's last digit."""
         if self.digits is None:
             return count == self.params
-        return abs(count - self.params) < 10 ** (len(str(self.params)) - self.digits)
+        unit: int = 10 ** (len(str(self.params)) - self.digits)
+        return abs(count - self.params) < unit
 
 
 @cache
