@@ -12,6 +12,8 @@ import torch
 from torch import nn
 from torch.overrides import TorchFunctionMode
 
+from memir.frontend.device import build_device
+
 Convert = Callable[[torch.Tensor], torch.Tensor]
 _REGISTRIES = ("_parameters", "_buffers", "_modules")
 
@@ -41,7 +43,11 @@ def build_on_meta(make: Callable[[], Any]) -> Any:
 
     Constructors that need real numbers (`.item()` on a linspace, a numpy table) fail there; they are run again with only the
     parameters on meta, each moved there as it is registered, and everything else computed for real. Raises what that raises.
+    On a real device (`memir.frontend.device`) it is simply built there.
     """
+    if build_device() != "meta":
+        with torch.device(build_device()), CudaMeans(build_device()):
+            return make()
     try:
         with torch.device("meta"), CudaMeans("meta"):
             return make()
@@ -104,7 +110,13 @@ def replace_tensors(module: nn.Module, convert: Convert) -> None:
 
 
 def move_to_meta(module: nn.Module) -> None:
-    """Move whatever is not on the meta device there; ties are kept, which `module.to("meta")` does not do."""
+    """Move whatever is not on the meta device there; ties are kept, which `module.to("meta")` does not do.
+
+    On a real device nothing is moved, but what the constructor left elsewhere.
+    """
+    if build_device() != "meta":
+        module.to(build_device())
+        return
     replace_tensors(module, lambda tensor: tensor if tensor.device.type == "meta" else tensor.to("meta"))
 
 

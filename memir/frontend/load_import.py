@@ -21,6 +21,7 @@ import torch
 from torch import nn
 
 from memir.errors import ParseError, UsageError
+from memir.frontend.device import build_device
 from memir.frontend.load_eager import eager_only
 from memir.frontend.origin import shown_path
 
@@ -118,6 +119,14 @@ def user_scope(model: nn.Module) -> Iterator[None]:
             yield
 
 
+def adopt_scope(model: nn.Module) -> None:
+    """For a process that only runs this model: its code's folder and modules become importable for good, nothing else changes."""
+    scope = _SCOPES.get(model)
+    if scope is not None:
+        sys.path.insert(0, str(scope.root))
+        sys.modules.update(scope.modules)
+
+
 def import_file(path: Path, run_on_meta: Callable[[ast.Module], bool] = lambda _: False) -> UserModule:
     """Import `path`: as part of its package when it lies in one (folders with `__init__.py`), else as a top-level module.
 
@@ -158,7 +167,7 @@ def import_module(dotted: str) -> UserModule:
 @contextmanager
 def _meta_if(wanted: bool) -> Iterator[None]:
     if wanted:
-        with torch.device("meta"):
+        with torch.device(build_device()):
             yield
     else:
         yield

@@ -21,6 +21,7 @@ from torch import nn
 from memir.errors import InconclusiveError, MemirError, UsageError
 from memir.frontend.device import on_real_device
 from memir.frontend.load import load_target
+from memir.frontend.load_import import adopt_scope
 from memir.frontend.loaded import LoadedModel
 from memir.frontend.loop import Step, batch_spec, make_optimizer, prepare, quiet
 from memir.recipe import Recipe
@@ -61,6 +62,7 @@ def builder(real: RealStep) -> BuildStep:
                 trust_remote_code=real.trust_remote_code,
                 seq=real.seq,
             )
+        adopt_scope(loaded.module)
         module = prepare(loaded, real.recipe)
         optimizer = make_optimizer(module, real.recipe)
         batch = real_batch(loaded, real)
@@ -136,7 +138,7 @@ def measure_in_child(real: RealStep) -> Measured:
 
 
 def answer_request(request: bytes) -> None:
-    """The child's side: a pickled (RealStep, path) in; a Measured, or an error's (kind, message, where, hint), into that file."""
+    """The child's side: a pickled (RealStep, path) in; a Measured or an error's parts into that file."""
     real, answer = pickle.loads(request)
     outcome: Measured | tuple[str, str, str, str]
     try:
