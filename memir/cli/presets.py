@@ -5,13 +5,15 @@ from __future__ import annotations
 import json
 import re
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import click
 
 from memir.cli.options import output_option, write
 from memir.errors import EXIT_NO, EXIT_OK
-from memir.frontend import presets
-from memir.frontend.presets import Preset
+
+if TYPE_CHECKING:
+    from memir.frontend.presets import Preset
 
 SCHEMA_VERSION = 1
 
@@ -35,6 +37,8 @@ def command(word: str, form: str, output: Path | None) -> int:
 
     Exit code 1 when no model matches.
     """
+    from memir.frontend import presets
+
     found = sorted(presets.search(word), key=_order)
     if not found:
         close = presets.nearest(word)
