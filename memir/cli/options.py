@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import Any
 
 import click
 
+from memir.cli.progress import Progress
 from memir.errors import UsageError
 from memir.recipe import CHOICES, Lora, Recipe
 
@@ -141,6 +144,14 @@ def output_option(command: Callable[..., Any]) -> Callable[..., Any]:
         "-o", "--output", type=click.Path(dir_okay=False, path_type=Path), metavar="FILE", help="Write there, not to stdout."
     )
     return option(command)
+
+
+@contextmanager
+def progress() -> Iterator[Callable[[str], None]]:
+    """A function that is told each stage of the work: on stderr, for what takes longer than a second (`--progress`)."""
+    settings = click.get_current_context().obj
+    with Progress(sys.stderr, settings.progress if settings is not None else None) as line:
+        yield line.stage
 
 
 def write(text: str, output: Path | None) -> None:

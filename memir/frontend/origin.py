@@ -16,6 +16,7 @@ from torch import nn
 from torch.nn.modules import module as hooks
 
 _TORCH = str(Path(torch.__file__).parent) + os.sep
+_LOOP = str(Path(__file__).with_name("loop.py"))
 _MEMIR = str(Path(__file__).parents[1]) + os.sep
 _STDLIB = sysconfig.get_paths()["stdlib"] + os.sep
 _SITE = tuple(sorted({sysconfig.get_paths()[k] + os.sep for k in ("purelib", "platlib")}))
@@ -83,9 +84,12 @@ def is_users(filename: str) -> bool:
 
 
 def source_line(frame: FrameType | None) -> str:
-    """`model.py:42` of the innermost frame that is the user's code; a library's or the optimizer's line if there is none."""
+    """`model.py:42` of the innermost frame that is the user's code; a library's or the optimizer's line if there is none.
+
+    Frames outside of memir's own loop called memir and are not the model's.
+    """
     best, best_rank = "", 3
-    while frame is not None:
+    while frame is not None and frame.f_code.co_filename != _LOOP:
         rank = _rank(frame.f_code.co_filename)
         if rank < best_rank:
             best, best_rank = f"{shown_path(frame.f_code.co_filename)}:{frame.f_lineno}", rank

@@ -1,0 +1,143 @@
+"""The Python API: a model becomes a memory program, a program a peak, both a report. The command line calls only this."""
+
+from __future__ import annotations
+
+import importlib.metadata
+from collections.abc import Callable, Mapping
+from typing import TYPE_CHECKING, overload
+
+from memir.errors import UsageError
+from memir.recipe import Recipe
+
+if TYPE_CHECKING:
+    from torch import nn
+
+    from memir.analysis.peak import Peak
+    from memir.frontend.loaded import LoadedModel
+    from memir.frontend.trace import Traced
+    from memir.ir.core import Program
+    from memir.report import Report, Subject
+
+DEFAULT_BATCH = 1
+DEFAULT_SEQ = 2048  # or the model's limit, if that is smaller
+VERSIONED = ("memir", "torch", "transformers", "peft")  # what the numbers depend on
+
+Progress = Callable[[str], None]
+
+
+def trace(
+    target: str | nn.Module,
+    recipe: Recipe | None = None,
+    *,
+    batch: int | None = None,
+    seq: int | None = None,
+    sets: Mapping[str, str] | None = None,
+    inputs: str | None = None,
+    trust_remote_code: bool = False,
+    progress: Progress = lambda _: None,
+) -> Traced:
+    """One steady-state training step of the target as a memory program over B and S, valid at `batch` and `seq` at least.
+
+    `target` is what the command line's TARGET is, or an nn.Module, which is left as it was. `batch` (default 1) and `seq`
+    (default 2048, or the model's limit) count sequences and tokens. `sets` overrides fields of the model's config, `inputs`
+    says how forward() is called, both as `--set` and `--inputs` have them. `progress` is told what is being done.
+    UsageError: a target, option or shape that cannot be meant. InconclusiveError: a step that cannot be followed.
+    """
+    _, traced, _ = _trace(target, recipe or Recipe(), batch, seq, sets, inputs, trust_remote_code, progress)
+    return traced
+
+
+@overload
+def peak(program: Program) -> Peak: ...
+@overload
+def peak(program: Program, *, B: int, S: int, **dims: int) -> int: ...  # noqa: N803  (as the formulas name them)
+def peak(program: Program, **dims: int) -> Peak | int:
+    """The peak of a program: symbolic and exact; with a number for each of its dims, such as B and S, in requested bytes.
+
+    UsageError: a dim that lacks, that the program does not have, or that lies outside of its domain.
+    """
+    from memir.analysis.domain import check
+    from memir.analysis.peak import peak as symbolic
+
+    if not dims:
+        return symbolic(program)
+    unknown = sorted(dims.keys() - set(program.dims))
+    if unknown:
+        raise UsageError(f"the program has no dim {', '.join(unknown)}", hint=f"it has: {', '.join(program.dims) or 'none'}")
+    check(dims, program)
+    return symbolic(program, env=dims).evaluate(dims)[0]
+
+
+def analyze(
+    target: str | nn.Module,
+    recipe: Recipe | None = None,
+    *,
+    batch: int | None = None,
+    seq: int | None = None,
+    sets: Mapping[str, str] | None = None,
+    inputs: str | None = None,
+    trust_remote_code: bool = False,
+    progress: Progress = lambda _: None,
+) -> Report:
+    """What `memir analyze` says, as plain data. Arguments and errors are those of `trace`."""
+    recipe = recipe or Recipe()
+    loaded, traced, point = _trace(target, recipe, batch, seq, sets, inputs, trust_remote_code, progress)
+    from memir.report import build_report
+
+    progress("computing the peak")
+    env = {name: value for name, value in point.items() if name in traced.program.dims}
+    return build_report(traced.program, env, recipe, _subject(loaded, traced), assumptions=traced.assumptions)
+
+
+def _trace(
+    target: str | nn.Module,
+    recipe: Recipe,
+    batch: int | None,
+    seq: int | None,
+    sets: Mapping[str, str] | None,
+    inputs: str | None,
+    trust_remote_code: bool,
+    progress: Progress,
+) -> tuple[LoadedModel, Traced, dict[str, int]]:
+    """The loaded model, its traced step, and the point that was asked about."""
+    for name, value in (("batch", batch), ("seq", seq)):
+        if value is not None and value < 1:
+            raise UsageError(f"--{name}: {value} is not a positive number")
+    progress("importing PyTorch")
+    from memir.frontend.load import load_target
+    from memir.frontend.trace import trace as trace_loaded
+
+    def load() -> LoadedModel:
+        if unused:
+            return unused.pop()
+        return load_target(target, recipe=recipe, sets=sets, inputs=inputs, trust_remote_code=trust_remote_code, seq=seq)
+
+    unused: list[LoadedModel] = []
+    progress(f"loading {target}")
+    loaded = load()
+    unused.append(loaded)
+    if seq is None:
+        seq = min(DEFAULT_SEQ, loaded.max_seq or DEFAULT_SEQ)
+    point = {"B": DEFAULT_BATCH if batch is None else batch, "S": seq}
+    return loaded, trace_loaded(load, recipe, point["B"], point["S"], progress), point
+
+
+def _subject(loaded: LoadedModel, traced: Traced) -> Subject:
+    from memir.report import Subject
+
+    versions = []
+    for name in VERSIONED:
+        try:
+            versions.append((name, importlib.metadata.version(name)))
+        except importlib.metadata.PackageNotFoundError:  # memir run from a folder that was not installed
+            continue
+    return Subject(
+        target=loaded.target,
+        name=loaded.name,
+        source=loaded.source,
+        num_parameters=traced.num_parameters,
+        num_trainable=traced.num_trainable,
+        num_layers=len(loaded.layers) or None,
+        max_seq=loaded.max_seq,
+        versions=tuple(versions),
+    )
