@@ -7,6 +7,8 @@ import re
 from collections.abc import Mapping
 from pathlib import Path
 
+from torch import nn
+
 from memir.errors import UsageError
 from memir.frontend.load_layers import SEQ_NAMES
 from memir.frontend.load_values import near_files
@@ -17,7 +19,7 @@ _DOTTED = re.compile(r"[A-Za-z_]\w*(\.[A-Za-z_]\w*)*")
 
 
 def load_target(
-    target: str,
+    target: str | nn.Module,
     *,
     recipe: Recipe,
     sets: Mapping[str, str] | None = None,
@@ -29,11 +31,19 @@ def load_target(
 
     `target` is one of, tried in this order: `path/model.py`, `path/model.py:Name`, a folder or file with a Hugging Face
     config.json, `package.module:Name`, a preset's name, a Hugging Face id in the local cache. `Name` is an nn.Module class,
-    an instance, or a factory. `sets` are `--set` options as typed; `inputs` is the text of `--inputs` (see
-    memir.frontend.entry.parse_inputs); `seq` is the sequence length asked for, checked against the model's limit.
+    an instance, or a factory. In Python it may also be an nn.Module, which stays as it is.
+    `sets` are `--set` options as typed; `inputs` is the text of `--inputs` (its grammar: memir.frontend.entry); `seq` is the
+    sequence length asked for, checked against the model's limit.
     UsageError: whatever is wrong with the target, its file or its options, each with what to type instead.
     """
-    loaded = _dispatch(target, recipe, dict(sets or {}), inputs, trust_remote_code)
+    if isinstance(target, nn.Module):
+        from memir.frontend.load_file import load_instance
+
+        if sets:
+            raise UsageError("a module that is built already has no options to set", hint="give the class's file instead")
+        loaded = load_instance(target, recipe=recipe, inputs=inputs)
+    else:
+        loaded = _dispatch(target, recipe, dict(sets or {}), inputs, trust_remote_code)
     if recipe.lora is None and recipe.mode == "train" and not any(p.requires_grad for p in loaded.module.parameters()):
         count = sum(1 for _ in loaded.module.parameters())
         what = f"none of its {count} parameters requires a gradient" if count else "it has no parameters"

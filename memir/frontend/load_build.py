@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import warnings
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
@@ -136,3 +137,44 @@ def to_dtype(module: nn.Module, dtype: torch.dtype, assumptions: list[str]) -> N
     if complex_ones:
         names = sorted({name for _, name, _ in complex_ones})
         assumptions.append(f"complex buffers keep their dtype: {', '.join(names)}")
+
+
+def meta_copy(module: nn.Module) -> nn.Module | None:
+    """A copy whose tensors are on the meta device; the module itself stays as it is, and no data is copied.
+
+    None when a function that the module keeps holds one of its submodules in a closure: a copy would still call the original.
+    """
+    submodules = {id(m) for m in module.modules()}
+    for submodule in module.modules():
+        for value in vars(submodule).values():
+            cells = getattr(value, "__closure__", None) or ()
+            if any(id(held) in submodules for cell in cells for held in _contents(cell)):
+                return None
+    memo: dict[int, Any] = {}
+    for submodule in module.modules():
+        tensors = [*submodule._parameters.values(), *submodule._buffers.values(), *_tensors_in(list(vars(submodule).values()))]
+        for tensor in tensors:
+            if tensor is not None and id(tensor) not in memo:
+                data = tensor.detach().to("meta")
+                memo[id(tensor)] = _as_parameter(tensor, data) if isinstance(tensor, nn.Parameter) else data
+    return copy.deepcopy(module, memo)
+
+
+def _contents(cell: Any) -> Iterator[Any]:
+    try:
+        held = cell.cell_contents
+    except ValueError:  # an empty cell
+        return
+    yield held
+    if isinstance(held, (list, tuple)):
+        yield from held
+
+
+def _tensors_in(values: list[Any]) -> Iterator[torch.Tensor]:
+    for value in values:
+        if isinstance(value, torch.Tensor):
+            yield value
+        elif type(value) in (list, tuple):
+            yield from _tensors_in(list(value))
+        elif type(value) is dict:
+            yield from _tensors_in(list(value.values()))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+import os
 import sys
 from collections.abc import Mapping
 from pathlib import Path
@@ -11,12 +12,13 @@ from typing import Any
 from torch import nn
 
 from memir.errors import UsageError
+from memir.frontend.device import build_device
 from memir.frontend.discover import Found, builds_on_import, find_model
 from memir.frontend.entry import find_entry
-from memir.frontend.load_build import build_on_meta, move_to_meta, to_dtype
+from memir.frontend.load_build import build_on_meta, meta_copy, move_to_meta, to_dtype
 from memir.frontend.load_eager import unwrap_compiled, unwrap_no_grad
 from memir.frontend.load_hf import DTYPE, call_of, max_seq_of
-from memir.frontend.load_import import UserModule, describe, import_file, import_module, remember_scope, user_line
+from memir.frontend.load_import import Scope, UserModule, describe, import_file, import_module, remember_scope, user_line
 from memir.frontend.load_layers import decoder_layers, position_limit, stated_limit
 from memir.frontend.load_options import Arguments, arguments_for
 from memir.frontend.load_probe import find_call
@@ -44,28 +46,64 @@ def load_module(
     return _load(import_module(dotted), name, target, recipe, sets, inputs)
 
 
+def load_instance(module: nn.Module, *, recipe: Recipe, inputs: str | None) -> LoadedModel:
+    """Describe a module that the caller has; it stays as it is: a copy without data is analyzed. Raises as the parts say."""
+    cls = type(module)
+    try:
+        folder = Path(inspect.getfile(cls)).resolve().parent
+    except (OSError, TypeError):  # a class typed into a prompt
+        folder = Path.cwd()
+    copied = meta_copy(module)
+    if copied is None:
+        hint = "give memir the file instead:  path/model.py:Name"
+        raise UsageError(f"{cls.__name__} keeps a function that holds its own submodules, so it cannot be copied", hint=hint)
+    scope = Scope(folder, cls.__name__)
+    source = _source(module, "", None)
+    with scope.active():
+        return _describe(
+            copied, scope, plain_dict(_config_of(copied)), cls.__name__, source, (str(folder),), recipe, inputs, []
+        )
+
+
 def _load(user: UserModule, name: str, target: str, recipe: Recipe, sets: Mapping[str, str], inputs: str | None) -> LoadedModel:
     found = find_model(user, name, target)
     assumptions: list[str] = []
     roots = _roots(user)
     with user.scope.active():
         module, values = _make(found, user, sets, target, roots, assumptions)
-        module = unwrap_compiled(module, assumptions)
-        move_to_meta(module)
-        to_dtype(module, DTYPE[recipe.dtype], assumptions)
-        module.train()
-        module.zero_grad(set_to_none=True)
-        source, layers, is_hf = _source(module, user, found), decoder_layers(module), _is_hf(module)
-        if is_hf:
-            call, max_seq = call_of(module, recipe, assumptions), max_seq_of(module)
-        else:
-            unwrap_no_grad(module, assumptions)
-            limits = [limit for limit in (position_limit(module), stated_limit(values)) if limit is not None]
-            max_seq = min(limits, default=None)
-            entry = find_entry(module, inputs, padded=recipe.batch_kind == "padded", where=source)
-            seqs = _probe_lengths(max_seq)
-            call = find_call(module, entry, layers=layers, seqs=seqs, roots=roots, assumptions=assumptions)
-    remember_scope(module, user.scope)
+        source = _source(module, user.shown, found.line)
+        return _describe(module, user.scope, values, target, source, roots, recipe, inputs, assumptions)
+
+
+def _describe(
+    module: nn.Module,
+    scope: Scope,
+    values: dict[str, Any],
+    target: str,
+    source: str,
+    roots: tuple[str, ...],
+    recipe: Recipe,
+    inputs: str | None,
+    assumptions: list[str],
+) -> LoadedModel:
+    """Put a fresh module into the recipe's dtype on the meta device, in place, and see how it is called."""
+    module = unwrap_compiled(module, assumptions)
+    move_to_meta(module)
+    to_dtype(module, DTYPE[recipe.dtype], assumptions)
+    module.train()
+    module.zero_grad(set_to_none=True)
+    roots = _with_folder_of(module, roots)
+    layers, is_hf = decoder_layers(module), _is_hf(module)
+    if is_hf:
+        call, max_seq = call_of(module, recipe, assumptions), max_seq_of(module)
+    else:
+        unwrap_no_grad(module, assumptions)
+        limits = [limit for limit in (position_limit(module), stated_limit(values)) if limit is not None]
+        max_seq = min(limits, default=None)
+        entry = find_entry(module, inputs, padded=recipe.batch_kind == "padded", where=source)
+        seqs = _probe_lengths(max_seq)
+        call = find_call(module, entry, layers=layers, seqs=seqs, roots=roots, assumptions=assumptions)
+    remember_scope(module, scope)
     return LoadedModel(
         module=module,
         call=call,
@@ -77,7 +115,7 @@ def _load(user: UserModule, name: str, target: str, recipe: Recipe, sets: Mappin
         layers=layers,
         is_hf=is_hf,
         roots=roots,
-        assumptions=assumptions + user.scope.notes,
+        assumptions=assumptions + scope.notes,
     )
 
 
@@ -95,7 +133,9 @@ def _make(
         if sets:
             hint = "name its class or a factory instead: those can be built anew"
             raise UsageError(f"--set {next(iter(sets))}: {found.name} is an instance that is built already", hint=hint)
-        return found.object, plain_dict(_config_of(found.object))
+        on_meta = build_device() == "meta"
+        module = (meta_copy(found.object) if on_meta else None) or found.object  # an instance imported before stays as it is
+        return module, plain_dict(_config_of(module))
     arguments: Arguments = arguments_for(found, user, sets, target)
     try:
         module = build_on_meta(lambda: found.object(**arguments.kwargs))
@@ -133,19 +173,26 @@ def _is_hf(module: nn.Module) -> bool:
     return isinstance(module, PreTrainedModel)
 
 
-def _source(module: nn.Module, user: UserModule, found: Found) -> str:
-    """`model.py:118`: the class of the module that was built, or the name that built it."""
+def _source(module: nn.Module, file: str, line: int | None) -> str:
+    """`model.py:118`: the class of the module that was built, or else the name that built it."""
     try:
-        file, line = inspect.getsourcefile(type(module)), inspect.getsourcelines(type(module))[1]
-        return f"{shown_path(str(Path(file or '').resolve()))}:{line}"
+        path, start = inspect.getsourcefile(type(module)), inspect.getsourcelines(type(module))[1]
+        return f"{shown_path(str(Path(path or '').resolve()))}:{start}"
     except (OSError, TypeError):  # a class without a source file
-        return f"{user.shown}:{found.line}" if found.line else user.shown
+        return f"{file}:{line}" if line else file
 
 
 def _roots(user: UserModule) -> tuple[str, ...]:
     """The folder of the file; its package's top folder when it lies in one."""
     top = user.module.__name__.partition(".")[0] if "." in user.module.__name__ else ""
-    folder = user.path.parent
-    if top:
-        folder = next((parent for parent in user.path.parents if parent.name == top), folder)
-    return (str(folder),)
+    return (str(next((parent for parent in user.path.parents if top and parent.name == top), user.path.parent)),)
+
+
+def _with_folder_of(module: nn.Module, roots: tuple[str, ...]) -> tuple[str, ...]:
+    """`roots`, and the folder of the class of a module that a factory took from elsewhere (torch's own classes aside)."""
+    try:
+        folder = str(Path(inspect.getfile(type(module))).resolve().parent)
+    except (OSError, TypeError):  # a class without a file
+        return roots
+    inside = any(folder == root or folder.startswith(root + os.sep) for root in roots)
+    return roots if inside or type(module).__module__.partition(".")[0] == "torch" else (*roots, folder)

@@ -120,7 +120,7 @@ def user_scope(model: nn.Module) -> Iterator[None]:
 
 
 def adopt_scope(model: nn.Module) -> None:
-    """For a process that only runs this model: its code's folder and modules become importable for good, nothing else changes."""
+    """For a process that only runs this model: its code's folder and modules become importable for good; no more changes."""
     scope = _SCOPES.get(model)
     if scope is not None:
         sys.path.insert(0, str(scope.root))

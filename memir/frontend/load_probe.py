@@ -16,6 +16,7 @@ from memir.errors import UsageError
 from memir.frontend.entry import Entry
 from memir.frontend.load_build import CudaMeans, replace_tensors
 from memir.frontend.load_import import describe, user_line
+from memir.frontend.load_returns import loss_by_names
 from memir.frontend.loaded import Call
 
 BATCH = 2
@@ -56,8 +57,14 @@ def find_call(
     try:
         seen, seq = _observe(module, entry, layers, seqs, roots)
     except (DataDependentOutputException, DynamicOutputShapeException):  # the code asks for values: only tracing can tell
-        loss = entry.loss or ("item:1" if entry.targets else "logits:return")
-        assumptions.append(f"where the loss is could not be tried out; taken to be {loss} (say it with --inputs loss=...)")
+        loss = entry.loss or loss_by_names(module.forward)
+        if not loss:
+            raise UsageError(
+                f"where the loss of {type(module).__name__} is cannot be seen: its forward depends on the data",
+                hint="say it:  --inputs loss=item:1   (or return, attr:loss, module:last_loss, logits:return)",
+            ) from None
+        if not entry.loss:
+            assumptions.append(f"the loss is taken to be {loss}, by the names in forward (--inputs loss=... says otherwise)")
         return _call(entry, loss)
     found = entry.loss or _loss_place(seen, seq, entry, assumptions)
     if not found:
