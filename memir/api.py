@@ -31,7 +31,7 @@ def trace(
     *,
     batch: int | None = None,
     seq: int | None = None,
-    sets: Mapping[str, str] | None = None,
+    sets: Mapping[str, object] | None = None,
     inputs: str | None = None,
     trust_remote_code: bool = False,
     progress: Progress = lambda _: None,
@@ -40,7 +40,7 @@ def trace(
 
     `target` is what the command line's TARGET is, or an nn.Module, which is left as it was. `batch` (default 1) and `seq`
     (default 2048, or the model's limit) count sequences and tokens. `sets` overrides fields of the model's config, `inputs`
-    says how forward() is called, both as `--set` and `--inputs` have them. `progress` is told what is being done.
+    says how forward() is called, in the words of `--inputs`. `progress` is told what is being done.
     UsageError: a target, option or shape that cannot be meant. InconclusiveError: a step that cannot be followed.
     """
     _, traced, _ = _trace(target, recipe or Recipe(), batch, seq, sets, inputs, trust_remote_code, progress)
@@ -74,7 +74,7 @@ def analyze(
     *,
     batch: int | None = None,
     seq: int | None = None,
-    sets: Mapping[str, str] | None = None,
+    sets: Mapping[str, object] | None = None,
     inputs: str | None = None,
     trust_remote_code: bool = False,
     progress: Progress = lambda _: None,
@@ -94,7 +94,7 @@ def _trace(
     recipe: Recipe,
     batch: int | None,
     seq: int | None,
-    sets: Mapping[str, str] | None,
+    sets: Mapping[str, object] | None,
     inputs: str | None,
     trust_remote_code: bool,
     progress: Progress,
@@ -103,17 +103,19 @@ def _trace(
     for name, value in (("batch", batch), ("seq", seq)):
         if value is not None and value < 1:
             raise UsageError(f"--{name}: {value} is not a positive number")
+    texts = {name: str(value) for name, value in (sets or {}).items()}
     progress("importing PyTorch")
     from memir.frontend.load import load_target
     from memir.frontend.trace import trace as trace_loaded
 
     def load() -> LoadedModel:
+        """The model anew for each trace, but the first time the one that told its limit."""
         if unused:
             return unused.pop()
-        return load_target(target, recipe=recipe, sets=sets, inputs=inputs, trust_remote_code=trust_remote_code, seq=seq)
+        return load_target(target, recipe=recipe, sets=texts, inputs=inputs, trust_remote_code=trust_remote_code, seq=seq)
 
     unused: list[LoadedModel] = []
-    progress(f"loading {target}")
+    progress(f"loading {target if isinstance(target, str) else type(target).__name__}")
     loaded = load()
     unused.append(loaded)
     if seq is None:
