@@ -56,4 +56,11 @@ class ParseError(UsageError):
 
 
 class VerifyError(MemirError):
-    """A program breaks a rule of the IR. From a pass this is a bug (exit 4); from a user's text file it is usage."""
+    """A program breaks a rule of the IR. From a pass this is a bug (exit 4); from a user's text file it is usage.
+
+    `place` says which part of the program: ("storage" or "value" or "op", its number in textual order, from 0).
+    """
+
+    def __init__(self, message: str, *, where: str = "", hint: str = "", place: tuple[str, int] | None = None) -> None:
+        super().__init__(message, where=where, hint=hint)
+        self.place = place

@@ -367,16 +367,31 @@ def _quotient(op: str, a: Size, b: Size) -> Size:
     rest: list[tuple[Monomial, int]] = []
     for term, c in a.terms:
         left = _times(term, tuple((atom, -e) for atom, e in monomial))
-        if not c % coefficient and all(e > 0 for _, e in left):
-            whole.append((left, c // coefficient))
-        else:
-            rest.append((term, c))
-    if not rest:
-        return Size(whole)
-    if not whole:
-        constant = a.is_constant and b.is_constant
-        return Size.of(Gen(op, a, b).evaluate({})) if constant else _generator(op, a, b)
-    return Size(whole) + _quotient(op, Size(rest), b)
+        taken = 0
+        if _is_integral(left) and (not monomial or not c % coefficient):
+            taken = c // coefficient if not left else int(Fraction(c, coefficient))  # a constant's rest is not negative
+        whole.append((left, taken))
+        rest.append((term, c - taken * coefficient))
+    taken_out, remainder = Size(whole), Size(rest)
+    if taken_out.terms:
+        return taken_out + _quotient(op, remainder, b)
+    if a.is_constant and b.is_constant:
+        return Size.of(Gen(op, a, b).evaluate({}))
+    if b.is_constant and all(_is_integral(m) for m, _ in a.terms):
+        if op == "floor" and a.constant == coefficient - 1:  # floor((a + b - 1)/b) = ceil(a/b) for whole a
+            return _quotient("ceil", a - a.constant, b)
+        if op == "ceil" and a.constant == 1:  # ceil((a + 1)/b) = 1 + floor(a/b) for whole a
+            return 1 + _quotient("floor", a - 1, b)
+    return _generator(op, a, b)
+
+
+def _is_integral(monomial: Monomial) -> bool:
+    """Whether it is a whole number wherever the symbols are."""
+    return all(
+        e >= 0
+        and (isinstance(a, str) or a.op in ("ceil", "floor") or all(_is_integral(m) for s in (a.a, a.b) for m, _ in s.terms))
+        for a, e in monomial
+    )
 
 
 def _common_monomial(a: Size, b: Size) -> Size:
