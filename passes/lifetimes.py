@@ -23,6 +23,7 @@ class Lifetimes:
     """Adds the frees that lack; a program in which none does comes back unchanged."""
 
     name: ClassVar[str] = "lifetimes"
+    accepts_unverified: ClassVar[bool] = True  # a storage that is never freed is what it mends
 
     def run(self, program: Program) -> Program:
         """The program with every storage freed once or live_out. A Repeat is unrolled if something has to be added.
