@@ -31,7 +31,7 @@ def main() -> None:
     peak = memir.peak(traced.program)
     for piece in peak.total.pieces:
         print(f"peak is at least {piece.size} bytes  ({piece.place.phase}, {piece.place.opcode})")
-    fits = [batch for batch in range(2, 1025) if memir.peak(traced.program, B=batch, S=512) <= GIB]
+    fits = [batch for batch in range(2, 1025) if peak.evaluate({"B": batch, "S": 512})[0] <= GIB]
     print(f"largest batch within 1 GiB at S=512: {max(fits)}")
 
     # Programs are data: they print, and read back.

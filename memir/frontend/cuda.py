@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
+from unittest import mock
 
 import torch
 import torch.nn.functional as F  # noqa: N812 (the name everybody uses)
@@ -22,8 +23,19 @@ _HALF = (torch.float16, torch.bfloat16)
 
 @contextmanager
 def cuda_kernels() -> Iterator[None]:
-    """CUDA's attention kernels, fused dropout and fused RMS norm for every call inside."""
-    with _CudaFunctions():
+    """CUDA's attention kernels, fused dropout and fused RMS norm for every call inside, recomputation under backward too.
+
+    `Tensor.backward` is itself a call that a function mode sees, and a mode is off while it handles one
+    (torch/overrides.py, `handle_torch_function`): so it is switched on again around autograd's engine.
+    """
+    functions = _CudaFunctions()
+    engine = vars(torch.autograd)["_engine_run_backward"]
+
+    def run(*args: Any, **kwargs: Any) -> Any:
+        with functions:
+            return engine(*args, **kwargs)
+
+    with mock.patch.object(torch.autograd, "_engine_run_backward", run), functions:
         yield
 
 
