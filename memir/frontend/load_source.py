@@ -84,7 +84,7 @@ def source_of_class(kind: type) -> Source:
     """A configuration that is made by calling a class; fields that its constructor does not take are set afterwards."""
     if dataclasses.is_dataclass(kind):
         hints = _hints(kind)
-        fields = {f.name: (_default(f), hints.get(f.name, f.type)) for f in dataclasses.fields(kind)}
+        fields = {f.name: (_default(f) if f.init else None, hints.get(f.name, f.type)) for f in dataclasses.fields(kind)}
         late = {f.name for f in dataclasses.fields(kind) if not f.init}
         return Source(kind.__name__, fields, lambda given: _with_attributes(kind, given, late))
     if hasattr(kind, "model_fields"):  # pydantic

@@ -1,5 +1,7 @@
 """In the way of lit-gpt: a configuration by name, and a class method that builds from a name."""
 
+# ruff: noqa: C408  (written as such files are)
+
 from __future__ import annotations
 
 from dataclasses import dataclass

@@ -1,5 +1,7 @@
 """Sizes come from a row of a table or from the caller, one or the other."""
 
+# ruff: noqa: C408  (written as such files are)
+
 import torch.nn.functional as F
 from torch import nn
 
