@@ -5,7 +5,10 @@ from __future__ import annotations
 import os
 
 import pytest
+from hypothesis import settings
 
+settings.register_profile("memir", deadline=None, derandomize=True, print_blob=True)  # never timed, the same every time
+settings.load_profile("memir")
 os.environ["HF_HUB_OFFLINE"] = "1"
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 os.environ["COLUMNS"] = "80"  # the width that click wraps help to

@@ -15,6 +15,7 @@ from memir.ir.printer import VERSION
 from memir.ir.size import ZERO, Size
 from memir.ir.sizetext import read_group, read_size
 
+END = "# ---"  # what stands after such a line is not read: a golden test keeps its expected text there
 _KEYWORD = re.compile(r"[ \t]*([A-Za-z_]+)")
 _VERSION = re.compile(r"[ \t]*(\d+)")
 _CONDITION = re.compile(r'[ \t]*("(?:[^"\\]|\\.)*"|[^\s"#](?:[^#\r]*[^\s#])?)')
@@ -71,6 +72,8 @@ class _Parser:
     def run(self) -> tuple[Program, Lines]:
         started = False
         for number, line in enumerate(self._lines, 1):
+            if line.startswith(END):
+                break
             body = line.lstrip(" ")
             if not body or body[0] == "#" or body.isspace():
                 continue
