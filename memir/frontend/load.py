@@ -96,7 +96,8 @@ def _split(target: str) -> tuple[str, str]:
 def _from_config_path(
     target: str, path: Path, recipe: Recipe, sets: dict[str, str], inputs: str | None, trust: bool
 ) -> LoadedModel:
-    from memir.frontend.load_hf import load_hf, read_config
+    from memir.frontend.load_hf import load_hf
+    from memir.frontend.load_hf_config import read_config
 
     _no_inputs(inputs)
     file = path / "config.json" if path.is_dir() else path
@@ -118,7 +119,8 @@ def _from_config_path(
 
 def _from_name(target: str, recipe: Recipe, sets: dict[str, str], inputs: str | None, trust: bool) -> LoadedModel:
     from memir.frontend import presets
-    from memir.frontend.load_hf import cached_config, load_hf, offline, read_config
+    from memir.frontend.load_hf import load_hf
+    from memir.frontend.load_hf_config import cached_config, offline, read_config
 
     _no_inputs(inputs)
     preset = presets.get(target)

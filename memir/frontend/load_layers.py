@@ -6,6 +6,7 @@ import re
 from collections.abc import Iterator, Mapping
 from typing import Any
 
+import torch
 from torch import nn
 
 # How configurations call the longest sequence: Hugging Face, GPT-2, nanoGPT, Meta's Llama, lit-gpt, torchtitan, MosaicML.
@@ -77,9 +78,9 @@ def position_limit(module: nn.Module) -> int | None:
 
 
 def mask_limit(module: nn.Module, stated: int) -> int | None:
-    """`stated` when a buffer is a table over `stated` positions (a causal mask, sin and cos), else None."""
-    shapes = (tuple(buffer.shape) for buffer in module.buffers())
-    return stated if any(stated in shape[-2:] for shape in shapes if len(shape) >= 2) else None
+    """`stated` when the module keeps a table of `stated` positions (a causal mask, sin and cos) in any form, else None."""
+    tensors = [*module.buffers(), *(v for m in module.modules() for v in vars(m).values() if isinstance(v, torch.Tensor))]
+    return stated if any(stated in tensor.shape[-2:] for tensor in tensors if tensor.dim() >= 2) else None
 
 
 def stated_limit(config: Mapping[str, Any]) -> int | None:
