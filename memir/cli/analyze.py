@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import os
 import sys
 from pathlib import Path
@@ -14,29 +15,35 @@ from memir.errors import EXIT_INCONCLUSIVE, EXIT_OK
 
 @click.command("analyze")
 @step_options
-@click.option("--format", "format_name", type=click.Choice(("text", "json", "markdown")), default="text", show_default=True)
+@click.option(
+    "--format",
+    "format_text",
+    metavar="FORMAT",
+    default="text",
+    show_default=True,
+    help="text, json, markdown, formula, or NAME{option=value}: formula{latex}.",
+)
 @output_option
-def command(request: Request, format_name: str, output: Path | None) -> int:
+def command(request: Request, format_text: str, output: Path | None) -> int:
     """Say what one training step of TARGET takes at its peak, without a GPU and without weights.
 
     Bytes are requested bytes: what PyTorch asks of the allocator. Exit code 3: the number is printed but not proved; the
     reason stands under it.
     """
-    from memir.api import analyze
+    from memir.api import analyze, trace
+    from memir.pipeline import parse_backend
 
+    if format_text == "text" and output is None and sys.stdout.isatty() and not os.environ.get("NO_COLOR"):
+        format_text = "text{color}"
+    backend = parse_backend(format_text)
+    render = getattr(backend, "render", None)  # of a report; a backend without it prints programs
     with progress() as stage:
-        report = analyze(request.model, request.recipe, **request.keywords(), progress=stage)
-    if format_name == "json":
-        from memir.backends.json import Json
-
-        text = Json().render(report)
-    elif format_name == "markdown":
-        from memir.backends.markdown import Markdown
-
-        text = Markdown().render(report)
-    else:
-        from memir.backends.text import Text
-
-        text = Text(color=output is None and sys.stdout.isatty() and not os.environ.get("NO_COLOR")).render(report)
+        if render is None:
+            out = io.StringIO()
+            backend.emit(trace(request.model, request.recipe, **request.keywords(), progress=stage).program, out)
+            text, code = out.getvalue(), EXIT_OK
+        else:
+            report = analyze(request.model, request.recipe, **request.keywords(), progress=stage)
+            text, code = render(report), EXIT_INCONCLUSIVE if report.inconclusive else EXIT_OK
     write(text, output)
-    return EXIT_INCONCLUSIVE if report.inconclusive else EXIT_OK
+    return code
