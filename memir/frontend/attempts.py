@@ -6,7 +6,7 @@ from collections.abc import Callable
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from memir.errors import InconclusiveError
+from memir.errors import InconclusiveError, MemirError
 from memir.frontend.fake import Extent, Fake
 from memir.frontend.fit import fit_programs
 from memir.frontend.loaded import LoadedModel
@@ -95,7 +95,7 @@ class Attempts:
         self.progress(f"{', '.join(lost)} did not stay symbolic: tracing at several points")
         try:
             traced = fit_programs(self._concrete, lost, frozenset({"B", "S"} - lost.keys()), self.batch, self.seq)
-        except InconclusiveError as error:
+        except MemirError as error:  # what the fit met, such as a file that cannot be imported again, is not the reason
             raise (cause or error) from error
         traced.assumptions.append(
             f"{' and '.join(sorted(lost))} did not stay symbolic ({why}): polynomials fitted to concrete traces and verified at others"

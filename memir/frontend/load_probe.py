@@ -10,7 +10,13 @@ from typing import Any
 
 import torch
 from torch import nn
-from torch._subclasses.fake_tensor import DataDependentOutputException, DynamicOutputShapeException, FakeTensorMode
+from torch._subclasses.fake_tensor import (
+    DataDependentOutputException,
+    DynamicOutputShapeException,
+    FakeTensorMode,
+    UnsupportedFakeTensorException,
+    UnsupportedOperatorException,
+)
 
 from memir.errors import UsageError
 from memir.frontend.entry import Entry
@@ -20,6 +26,12 @@ from memir.frontend.load_returns import loss_by_names
 from memir.frontend.loaded import Call
 
 BATCH = 2
+_UNTRIED = (  # not the model's fault: the trace says what to do about it, or comes through where this could not
+    DataDependentOutputException,
+    DynamicOutputShapeException,
+    UnsupportedFakeTensorException,
+    UnsupportedOperatorException,
+)
 _LAYERS_KEPT = 2
 _LOSS_NAMES = ("loss", "lm_loss", "total_loss", "ce_loss", "last_loss")
 _LOGITS_NAMES = ("logits", "output", "outputs", "prediction_logits")
@@ -56,7 +68,7 @@ def find_call(
     """
     try:
         seen, seq = _observe(module, entry, layers, seqs, roots)
-    except (DataDependentOutputException, DynamicOutputShapeException):  # the code asks for values: only tracing can tell
+    except _UNTRIED:  # the code asks for values, or has an operator of its own: only tracing can tell
         loss = entry.loss or loss_by_names(module.forward)
         if not loss:
             raise UsageError(
@@ -117,7 +129,7 @@ def _forward(module: nn.Module, entry: Entry, left_out: tuple[str, ...], seq: in
         tensors = {name: torch.zeros((BATCH, seq), dtype=torch.long) for name in (entry.ids, entry.targets, entry.mask) if name}
         try:
             output = module(**tensors, **dict(entry.constants))
-        except (DataDependentOutputException, DynamicOutputShapeException):
+        except _UNTRIED:
             raise
         except Exception as error:  # a boundary: the user's forward may raise anything
             raise _ForwardError(error) from error
