@@ -94,6 +94,25 @@ def test_layers_of_a_mixture_of_experts_are_not_its_experts(tmp_path: Path) -> N
     assert loaded.layers == ("model.layers.0", "model.layers.1")
 
 
+def test_numbers_that_json_lacks(tmp_path: Path) -> None:
+    values = {"model_type": "mamba2", "hidden_size": 16, "num_hidden_layers": 1, "num_heads": 4, "head_dim": 8, "n_groups": 1}
+    loaded = load(tmp_path, values | {"time_step_limit": [0.0, {"__float__": "Infinity"}]})
+    assert loaded.config["time_step_limit"][1] == float("inf")
+    assert loaded.assumptions == []  # no word on attention, which it has none of
+
+
+def test_layers_of_the_text_and_not_of_the_images(tmp_path: Path) -> None:
+    vision = {"hidden_size": 64, "num_hidden_layers": 3, "num_attention_heads": 2, "intermediate_size": 256, "image_size": 16}
+    loaded = load(tmp_path, SMALL | {"model_type": "git", "vision_config": vision | {"patch_size": 8}})
+    assert loaded.layers == ("git.encoder.layer.0", "git.encoder.layer.1")
+
+
+def test_decoder_half_when_the_config_names_it(tmp_path: Path) -> None:
+    small = {"d_model": 16, "decoder_layers": 1, "decoder_attention_heads": 2, "decoder_ffn_dim": 32, "vocab_size": 64}
+    loaded = load(tmp_path, small | {"model_type": "bart", "architectures": ["BartForCausalLM"]})
+    assert loaded.name == "BartForCausalLM"
+
+
 def test_options_in_the_config(tmp_path: Path) -> None:
     loaded = load(tmp_path, LLAMA, num_hidden_layers="3", tie_word_embeddings="true", rms_norm_eps="1e-3")
     assert len(loaded.layers) == 3

@@ -96,7 +96,8 @@ def _build(config: Any, recipe: Recipe, target: str, trust: bool, assumptions: l
             if recipe.attention == "eager" or "scaled_dot_product" not in str(error):
                 raise
             module = build(attn_implementation="eager")
-            assumptions.append(f"eager attention: transformers has no sdpa attention for {config.model_type}")
+            if getattr(config.get_text_config(), "num_attention_heads", None) is not None:  # a state-space model has none
+                assumptions.append(f"eager attention: transformers has no sdpa attention for {config.model_type}")
             return module
     except ImportError as error:
         raise UsageError(f"{target}: a package that {config.model_type} needs is missing", where=first_lines(error)) from None

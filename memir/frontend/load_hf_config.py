@@ -8,7 +8,7 @@ import os
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 from memir.errors import ParseError, UsageError
 from memir.frontend.load_values import convert, nearest_names
@@ -50,7 +50,16 @@ def read_config(path: Path) -> dict[str, Any]:
         ) from None
     if not isinstance(config, dict):
         raise UsageError(f"{path}: a Hugging Face config is a JSON object, not {type(config).__name__}")
-    return config
+    return cast("dict[str, Any]", _special_floats(config))
+
+
+def _special_floats(value: Any) -> Any:
+    """`{"__float__": "Infinity"}`, as transformers writes numbers that JSON lacks, as numbers."""
+    if isinstance(value, dict):
+        if value.keys() == {"__float__"}:
+            return float(value["__float__"])
+        return {name: _special_floats(item) for name, item in value.items()}
+    return [_special_floats(item) for item in value] if isinstance(value, list) else value
 
 
 def cached_config(repo_id: str) -> Path | None:
@@ -168,6 +177,8 @@ def refuse_non_decoders(config: Any, target: str) -> None:
     if "AutoModelForCausalLM" in (getattr(config, "auto_map", None) or {}):
         return
     if getattr(config, "is_encoder_decoder", False):
+        if causal.get(kind, "?") in (getattr(config, "architectures", None) or ()):  # the config itself names the decoder half
+            return
         hint = "memir analyzes decoder-only language models"
         if kind in causal:
             hint += "; for the decoder half alone:  --set is_encoder_decoder=false --set is_decoder=true"

@@ -27,6 +27,7 @@ SEQ_NAMES = (
     "max_context_length",
 )
 _POSITION = re.compile(r"wpe|pos(?!t)")
+_NOT_TEXT = re.compile(r"vision|visual|image|audio")
 _NOT_TEXT_POSITION = re.compile(r"rel|vision|visual|image|audio|patch|row|col")
 
 
@@ -48,10 +49,12 @@ def decoder_layers(module: nn.Module) -> tuple[str, ...]:
     """Module paths of the decoder layers, in order: `("model.layers.0", ...)`; empty when there is no list of layers.
 
     The layers are the ModuleList (or Sequential) that holds most parameters among those that lie in no other one: lists of
-    experts or of attention heads lie inside a layer. Elements need children of their own, so a list of projections is none.
+    experts or of attention heads lie inside a layer. Elements need children of their own, so a list of projections is none;
+    a vision or audio tower does not count.
     """
     best: tuple[int, int, tuple[str, ...]] = (0, 0, ())
-    for path, layers in _topmost_lists(module):
+    lists = list(_topmost_lists(module))
+    for path, layers in [item for item in lists if not _NOT_TEXT.search(item[0])] or lists:
         names = tuple(
             f"{path}.{name}" for name, element in layers.named_children() if next(element.parameters(), None) is not None
         )
