@@ -103,6 +103,8 @@ def shrink(config: PretrainedConfig) -> dict[str, Any]:
     found.update(_layers(fields))
     if "is_decoder" in fields:
         found["is_decoder"] = True
+    if fields.get("is_encoder_decoder"):  # the causal-LM class is the decoder alone
+        found["is_encoder_decoder"] = False
     return found
 
 
