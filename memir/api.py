@@ -106,13 +106,15 @@ def _trace(
     texts = {name: str(value) for name, value in (sets or {}).items()}
     progress("importing PyTorch")
     from memir.frontend.load import load_target
+    from memir.frontend.loop import quiet
     from memir.frontend.trace import trace as trace_loaded
 
     def load() -> LoadedModel:
         """The model anew for each trace, but the first time the one that told its limit."""
         if unused:
             return unused.pop()
-        return load_target(target, recipe=recipe, sets=texts, inputs=inputs, trust_remote_code=trust_remote_code, seq=seq)
+        with quiet():
+            return load_target(target, recipe=recipe, sets=texts, inputs=inputs, trust_remote_code=trust_remote_code, seq=seq)
 
     unused: list[LoadedModel] = []
     progress(f"loading {target if isinstance(target, str) else type(target).__name__}")

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import inspect
+import logging
 import warnings
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
@@ -165,7 +166,8 @@ class Step:
     """One optimizer step: forward, loss, backward (per micro-batch), clipping, optimizer, zero_grad.
 
     Calls `on_phase(name)` at the start of every phase: forward, backward, optimizer; with N > 1 micro-batches micro0.forward,
-    micro0.backward, ... and `on_event(name)` before storages die without an operator: zero_grad, drop_outputs, drop_loss.
+    micro0.backward, ..., `on_event(name)` before storages die without an operator (zero_grad, drop_outputs, drop_loss), and
+    `on_loss(loss)` before backward.
     The batch belongs to the caller and lives across steps.
     """
 
@@ -177,9 +179,10 @@ class Step:
         optimizer: torch.optim.Optimizer | None,
         on_phase: Callable[[str], None] = lambda name: None,
         on_event: Callable[[str], None] = lambda name: None,
+        on_loss: Callable[[torch.Tensor], None] = lambda loss: None,
     ) -> None:
         self.module, self.call, self.recipe, self.optimizer = module, call, recipe, optimizer
-        self.on_phase, self.on_event = on_phase, on_event
+        self.on_phase, self.on_event, self.on_loss = on_phase, on_event, on_loss
         self.parameters = [p for p in module.parameters() if p.requires_grad]
         self.outputs: Any = None
 
@@ -234,6 +237,7 @@ class Step:
             del outputs
             if count > 1:
                 loss = loss / count
+            self.on_loss(loss)
             self.on_phase(f"{prefix}backward")
             loss.backward()
             self.on_event("drop_loss")
@@ -264,7 +268,13 @@ def _pick(outputs: Any, where: str) -> torch.Tensor:
 
 @contextlib.contextmanager
 def quiet() -> Iterator[None]:
-    """Warnings of the libraries below are not the user's concern while a step is described."""
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")
-        yield
+    """Warnings of the libraries below, also those that they log, are not the user's concern while a step is described."""
+    logger = logging.getLogger("transformers")
+    level = logger.level
+    logger.setLevel(logging.ERROR)
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            yield
+    finally:
+        logger.setLevel(level)

@@ -117,3 +117,11 @@ def test_graph_abbreviates_long_lists_of_foreach_operators() -> None:
     assert foreach
     assert all(" in all]" in line for line in foreach)
     assert max(map(len, foreach)) < 1000
+
+
+def test_a_hugging_face_model_says_nothing_on_stderr(tmp_path: Path) -> None:
+    config = {"model_type": "gpt2", "n_embd": 32, "n_layer": 1, "n_head": 2, "vocab_size": 64, "n_positions": 64}
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    result = run("analyze", str(tmp_path / "config.json"), "-b", "2", "-s", "16")
+    assert (result.exit_code, result.stderr) == (0, "")
+    assert "B=2, S=16" in result.stdout.splitlines()[0]
