@@ -269,12 +269,11 @@ def _pick(outputs: Any, where: str) -> torch.Tensor:
 @contextlib.contextmanager
 def quiet() -> Iterator[None]:
     """Warnings of the libraries below, also those that they log, are not the user's concern while a step is described."""
-    logger = logging.getLogger("transformers")
-    level = logger.level
-    logger.setLevel(logging.ERROR)
+    disabled = logging.root.manager.disable  # not a logger's level: transformers sets its own when it is first imported
+    logging.disable(logging.WARNING)
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
             yield
     finally:
-        logger.setLevel(level)
+        logging.disable(disabled)
