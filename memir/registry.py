@@ -22,6 +22,7 @@ PASSES: Mapping[str, str] = MappingProxyType(
 )
 BACKENDS: Mapping[str, str] = MappingProxyType(
     {
+        "explain": "memir.backends.explain:Explain",
         "formula": "memir.backends.formula:Formula",
         "ir": "memir.backends.ir:Ir",
         "json": "memir.backends.json:Json",

@@ -21,8 +21,9 @@ from memir.errors import EXIT_INCONCLUSIVE, EXIT_OK
     metavar="FORMAT",
     default="text",
     show_default=True,
-    help="text, json, markdown, formula, or NAME{option=value}: formula{latex}.",
+    help="text, json, markdown, explain, formula; with options as in formula{latex}.",
 )
+@click.option("--explain", "format_text", flag_value="explain", help="Every term in exact bytes; the same as --format explain.")
 @output_option
 def command(request: Request, format_text: str, output: Path | None) -> int:
     """Say what one training step of TARGET takes at its peak, without a GPU and without weights.

@@ -125,3 +125,18 @@ def test_a_hugging_face_model_says_nothing_on_stderr(tmp_path: Path) -> None:
     result = run("analyze", str(tmp_path / "config.json"), "-b", "2", "-s", "16")
     assert (result.exit_code, result.stderr) == (0, "")
     assert "B=2, S=16" in result.stdout.splitlines()[0]
+
+
+def test_explain_shows_every_term_in_exact_bytes(report: memir.Report) -> None:
+    result = run("analyze", *ARGUMENTS, "--explain")
+    lines = result.stdout.splitlines()
+    assert result.exit_code == 0
+    assert result.stdout == run("analyze", *ARGUMENTS, "--format", "explain").stdout
+    assert f"{report.peak.requested:,} bytes" in lines[1]
+    (total,) = [line for line in lines if line.startswith("  sum ")]
+    assert total.split()[1] == f"{report.peak.requested:,}"
+    start = next(i for i, line in enumerate(lines) if line.startswith("alive at the peak, the largest"))
+    listed = [int(line.split()[0].replace(",", "")) for line in lines[start + 1 : lines.index("", start)]]
+    assert sum(listed) == report.peak.requested
+    assert len(listed) == len(report.top) + 1
+    assert f"  between steps = {report.formulas.steady}" in lines
