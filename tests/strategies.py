@@ -15,10 +15,10 @@ environments = st.fixed_dictionaries({symbol: st.integers(1, 300) for symbol in 
 
 
 @st.composite
-def polynomials(draw: st.DrawFn, symbols: tuple[str, ...] = SYMBOLS, lowest: int = -9) -> Size:
-    """A few terms with whole exponents."""
+def polynomials(draw: st.DrawFn, symbols: tuple[str, ...] = SYMBOLS, lowest: int = -9, most: int = 4) -> Size:
+    """At most `most` terms with whole exponents."""
     size = ZERO
-    for _ in range(draw(st.integers(0, 4))):
+    for _ in range(draw(st.integers(0, most))):
         term = Size.of(draw(st.integers(lowest, 200)))
         for symbol in symbols:
             term = term * Size.of(symbol) ** draw(st.sampled_from((0, 0, 1, 1, 2)))
@@ -40,7 +40,7 @@ def sizes(symbols: tuple[str, ...] = SYMBOLS) -> st.SearchStrategy[Size]:
             st.builds(lambda a, b: a + b, inner, inner),
         )
 
-    return st.recursive(polynomials(symbols), grow, max_leaves=4)
+    return st.recursive(polynomials(symbols, most=2), grow, max_leaves=3)
 
 
 def shards() -> st.SearchStrategy[Size]:
@@ -183,9 +183,7 @@ def flat_programs(draw: st.DrawFn) -> Program:
     builder = _Builder(draw, symbols)
     for _ in range(draw(st.integers(1, 3))):
         builder.resident()
-    phases = []
-    for name in ("forward", "backward"):
-        phases.append(Phase(name, tuple(builder.op() for _ in range(draw(st.integers(0, 5))))))
+    phases = [Phase(name, tuple(builder.op() for _ in range(draw(st.integers(0, 5))))) for name in ("forward", "backward")]
     if builder.live:
         phases.append(Phase("end", (Op("memir.free", frees=tuple(v.storage for v in builder.live)),)))
     domain = ("S <= 1024",) if "S" in symbols and draw(st.booleans()) else ()

@@ -87,7 +87,10 @@ def bind_domain(domain: Iterable[str], env: Mapping[str, int], dims: Sequence[st
             given = ", ".join(f"{n}={env[n]}" for n in sorted(condition.symbols()))
             raise UsageError(f"the program is valid only for {text}, and was given {given}")
         if holds is None:
-            kept.append(condition.substitute(env).text(dims))
+            try:
+                kept.append(condition.substitute(env).text(dims))
+            except ValueError:  # over a shard, B*t^-1 with t bound: it has no text form, and stays undecided
+                kept.append(text)
     return tuple(kept)
 
 
@@ -96,34 +99,29 @@ def is_readable(domain: Iterable[str]) -> bool:
     return all(Condition.read(text) is not None for text in domain)
 
 
-def points(symbols: Sequence[str], domain: Iterable[str], limit: int = 12) -> list[dict[str, int]]:
-    """Up to `limit` places in the domain, small ones first, the same for the same arguments."""
+def points(symbols: Sequence[str], domain: Iterable[str], limit: int = 12, *, spread: bool = False) -> list[dict[str, int]]:
+    """Up to `limit` places in the domain, always the same: small ones first, or with `spread` its ends first."""
     conditions = [c for c in map(Condition.read, domain) if c is not None]
     found: list[dict[str, int]] = []
-    for env in itertools.islice(_candidates(symbols, conditions), 4000):
-        if all(c.holds(env) is not False for c in conditions):
+    for env in itertools.islice(_candidates(symbols, conditions, spread), 4000):
+        if env not in found and all(c.holds(env) is not False for c in conditions):
             found.append(env)
             if len(found) == limit:
                 break
     return found
 
 
-def _candidates(symbols: Sequence[str], conditions: Sequence[Condition]) -> Iterator[dict[str, int]]:
+def _candidates(symbols: Sequence[str], conditions: Sequence[Condition], spread: bool) -> Iterator[dict[str, int]]:
     """Places to try: all symbols alike, then each with values of its own; conditions on one symbol are respected."""
     values: dict[str, list[int]] = {}
     for symbol in symbols:
         own = [c for c in conditions if c.symbols() == {symbol}]
-        extra = sorted(
-            {abs(size.constant) + d for c in own for size in (c.right, c.modulus) for d in (-1, 0, 1)} - set(_VALUES)
-        )
-        values[symbol] = [v for v in (*_VALUES, *extra) if v > 0 and all(c.holds({symbol: v}) for c in own)]
-    longest = max(map(len, values.values()), default=0)
+        extra = {abs(size.constant) + d for c in own for size in (c.left, c.right, c.modulus) for d in (-1, 0, 1)}
+        values[symbol] = [v for v in sorted({*_VALUES, *extra}) if v > 0 and all(c.holds({symbol: v}) for c in own)]
     if not all(values.values()):
         return
-    if not symbols:
-        yield {}
-        return
-    for rank in range(longest):
+    ranks = list(range(max(map(len, values.values()), default=1)))
+    for rank in [ranks[0], ranks[-1], *ranks[1:-1]] if spread else ranks:
         yield {s: v[min(rank, len(v) - 1)] for s, v in values.items()}
         yield {s: v[(rank * (position + 2) + position) % len(v)] for position, (s, v) in enumerate(values.items())}
     for chosen in itertools.product(*values.values()):

@@ -10,6 +10,8 @@ from memir.ir.dtypes import ITEMSIZE
 from memir.ir.layout import reach
 from memir.ir.size import Size
 
+_TRIED = 24  # places of the domain at which what is not proven is evaluated
+
 
 class Extents:
     """Checks values against storages; what was decided once is kept."""
@@ -61,7 +63,7 @@ class Extents:
         if not is_readable(self._domain):
             return None  # where the domain is cannot be known: only what is proven counts
         if self._points is None:
-            self._points = points(self._dims, self._domain)
+            self._points = points(self._dims, self._domain, _TRIED, spread=True)
         for env in self._points:
             if size.symbols() <= env.keys() and size.fraction(env) < 0:
                 return {s: env[s] for s in self._dims if s in size.symbols()}

@@ -44,19 +44,20 @@ def join(base: str, indices: tuple[str, ...]) -> str:
 
 
 def index_text(size: Size) -> str:
-    """A size as an index: no blanks."""
-    return size.text().replace(" ", "")
+    """A size as an index: no blanks, what is added first, `2-i`."""
+    added = Size((m, c) for m, c in size.terms if c > 0)
+    taken = Size((m, -c) for m, c in size.terms if c < 0)
+    if not added.terms or not taken.terms:
+        return size.text().replace(" ", "")
+    return (added.text() + "".join(f"-{Size((term,)).text()}" for term in taken.terms)).replace(" ", "")
 
 
 def rename(name: str, env: Mapping[str, Size | int]) -> str:
-    """The name with the symbols of `env` replaced in its indices; what does not mention them stays as it is written."""
+    """The name with the symbols of `env` replaced in its indices, numbers reduced (`h[2-1]` is `h[1]`), and no blanks."""
     base, indices = split(name)
-    return join(base, tuple(_bind(i, env) for i in indices)) if mentions(name, env) else name
-
-
-def mentions(name: str, env: Mapping[str, object]) -> bool:
-    """Whether an index of the name has a symbol of `env`."""
-    return any(i.size is not None and i.size.symbols() & env.keys() for i in split(name)[1])
+    if not indices or any(i.size is None for i in indices):
+        return name
+    return join(base, tuple(_bind(i, env) for i in indices))
 
 
 def rename_path(path: str, env: Mapping[str, Size | int]) -> str:
@@ -73,7 +74,7 @@ def rename_path(path: str, env: Mapping[str, Size | int]) -> str:
 
 
 def _bind(index: Index, env: Mapping[str, Size | int]) -> str:
-    if index.size is None or not index.size.symbols() & env.keys():
+    if index.size is None or not (index.size.is_constant or index.size.symbols() & env.keys()):
         return index.text
     return (":" if index.ranged else "") + index_text(index.size.substitute(env))
 

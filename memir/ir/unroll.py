@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
 from memir.errors import UsageError
 from memir.ir.core import Op, Phase, Program, Repeat, Storage, Value
@@ -15,6 +15,19 @@ from memir.ir.size import Size
 MAX_OPS = 5_000_000  # about 5 GB of operators; more is a typing error, not a wish
 
 
+@dataclass(frozen=True, slots=True)
+class Unrolled:
+    """A flat program, and where each of its operators, storages and values comes from.
+
+    An origin is a place in the folded program, from 0: operators and Repeats are numbered together, in textual order.
+    """
+
+    program: Program
+    ops: list[int]
+    storages: list[int]
+    values: list[int]
+
+
 def unroll(program: Program, env: Mapping[str, int] | None = None) -> Program:
     """Every Repeat whose count is a number, or becomes one with `env`, written out; `env` is bound everywhere else too.
 
@@ -22,17 +35,17 @@ def unroll(program: Program, env: Mapping[str, int] | None = None) -> Program:
     a count is negative, if `env` names an unknown symbol or leaves the domain, or if the result would have over 5 million
     operators.
     """
-    return _rewrite(program, env or {}, expand=True)[0]
+    return _rewrite(program, env or {}, expand=True).program
 
 
-def unroll_located(program: Program, env: Mapping[str, int] | None = None) -> tuple[Program, list[int]]:
-    """`unroll`, and for each operator the place of its origin among the operators and Repeats in textual order (from 0)."""
+def unroll_located(program: Program, env: Mapping[str, int] | None = None) -> Unrolled:
+    """`unroll` with the origins."""
     return _rewrite(program, env or {}, expand=True)
 
 
 def bind(program: Program, env: Mapping[str, int]) -> Program:
     """The program for these values of symbols, Repeats and families kept (`$w[L]` -> `$w[:32]`). Errors as `unroll`."""
-    return _rewrite(program, env, expand=False)[0]
+    return _rewrite(program, env, expand=False).program
 
 
 def has_repeats(program: Program) -> bool:
@@ -46,7 +59,7 @@ def extents(name: str) -> tuple[Size, ...]:
     return tuple(i.size for i in split(name)[1] if i.is_extent and i.size is not None)
 
 
-def _rewrite(program: Program, env: Mapping[str, int], *, expand: bool) -> tuple[Program, list[int]]:
+def _rewrite(program: Program, env: Mapping[str, int], *, expand: bool) -> Unrolled:
     for symbol, number in env.items():
         if symbol not in program.dims:
             known = f"its symbols: {', '.join(program.dims)}" if program.dims else "it has none"
@@ -56,19 +69,22 @@ def _rewrite(program: Program, env: Mapping[str, int], *, expand: bool) -> tuple
     dims = tuple(d for d in program.dims if d not in env)
     domain = bind_domain(program.domain, env, dims)
     bound = _Bound(env)
-    try:
-        storages = [s for storage in program.storages for s in _storages(storage, bound, expand)]
-        values = [v for value in program.values for v in _values(value, bound, expand)]
-        body = _Body(expand)
-        phases = []
-        for phase in program.phases:
-            ops = body.expand(phase.ops, bound, ())
-            phases.append(Phase(phase.name, tuple(ops)))
-        mesh = tuple((axis, bound.size(degree)) for axis, degree in program.mesh)
-    except (ValueError, ZeroDivisionError) as error:  # a shard such as B*S*t^-1 with t=3 and S=4
-        raise UsageError(f"the program cannot take these values: {error}") from None
-    name = program.name
-    return Program(name, dims, domain, mesh, tuple(storages), tuple(values), tuple(phases)), body.origins
+    length = sum(_length(phase.ops, bound, expand) for phase in program.phases)
+    if length > MAX_OPS:
+        raise UsageError(f"the program unrolls to {length:,} operators, more than {MAX_OPS:,}", hint="bind smaller numbers")
+    storages = [(s, place) for place, storage in enumerate(program.storages) for s in _storages(storage, bound, expand)]
+    values = [(v, place) for place, value in enumerate(program.values) for v in _values(value, bound, expand)]
+    body = _Body(expand)
+    result = Program(
+        program.name,
+        dims,
+        domain,
+        tuple((axis, bound.size(degree)) for axis, degree in program.mesh),
+        tuple(s for s, _ in storages),
+        tuple(v for v, _ in values),
+        tuple(Phase(phase.name, tuple(body.expand(phase.ops, bound, ()))) for phase in program.phases),
+    )
+    return Unrolled(result, body.origins, [place for _, place in storages], [place for _, place in values])
 
 
 class _Bound:
@@ -85,7 +101,11 @@ class _Bound:
     def size(self, size: Size) -> Size:
         found = self._sizes.get(size)
         if found is None:
-            found = self._sizes[size] = size.substitute(self.env)
+            try:
+                found = self._sizes[size] = size.substitute(self.env)
+            except (ValueError, ZeroDivisionError):  # a shard such as B*S*t^-1 with t=3 and S=4
+                given = ", ".join(f"{s}={self.env[s]}" for s in sorted(size.symbols() & self.env.keys()))
+                raise UsageError(f"{size} is not a whole number for {given}") from None
         return found
 
     def group(self, sizes: tuple[Size, ...]) -> tuple[Size, ...]:
@@ -97,7 +117,10 @@ class _Bound:
     def storage(self, name: str) -> str:
         found = self._names.get(name)
         if found is None:
-            found = self._names[name] = rename(name, self.env)
+            try:
+                found = self._names[name] = rename(name, self.env)
+            except ValueError as error:  # an index over a shard
+                raise UsageError(f"{name}: {error}") from None
         return found
 
     def storages(self, names: tuple[str, ...]) -> tuple[str, ...]:
@@ -153,7 +176,7 @@ class _Body:
             place = self._place
             self._place += 1
             if isinstance(op, Op):
-                self._count(place)
+                self.origins.append(place)
                 result.append(bound.op(op))
             else:
                 result += self._repeat(op, bound, around, place)
@@ -162,7 +185,7 @@ class _Body:
     def _repeat(self, repeat: Repeat, bound: _Bound, around: tuple[str, ...], place: int) -> list[Op | Repeat]:
         count = bound.size(repeat.count)
         if not (self._expand and count.is_constant):
-            self._count(place)
+            self.origins.append(place)
             env = {n: v for n, v in bound.env.items() if n != repeat.index}
             body = self.expand(repeat.body, self._inside(repeat, bound, env, around, repeat.index), (*around, repeat.index))
             return [Repeat(repeat.index, count, tuple(body))]
@@ -184,14 +207,18 @@ class _Body:
         numbered = any(i.isdigit() for i in indices)  # nothing is expanded around: the short names stay
         return _Bound(env, {**bound.local, **(dict.fromkeys(made, indices) if numbered else {})})
 
-    def _count(self, place: int) -> None:
-        self.origins.append(place)
-        if len(self.origins) > MAX_OPS:
-            raise UsageError(f"the program unrolls to more than {MAX_OPS:,} operators", hint="bind smaller numbers")
 
-
-def _length(ops: Sequence[Op | Repeat]) -> int:
-    return sum(1 if isinstance(op, Op) else 1 + _length(op.body) for op in ops)
+def _length(ops: Sequence[Op | Repeat], bound: _Bound | None = None, expand: bool = False) -> int:
+    """Operators and Repeats in textual order, or with `expand` those that are left when it is written out."""
+    total = 0
+    for op in ops:
+        if isinstance(op, Op):
+            total += 1
+            continue
+        count = bound.size(op.count) if bound and expand else None
+        inner = _length(op.body, bound, expand)
+        total += max(0, count.constant) * inner if count is not None and count.is_constant else 1 + inner
+    return total
 
 
 def _members(name: str, bound: _Bound, expand: bool) -> Iterator[tuple[str, str]]:

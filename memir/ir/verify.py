@@ -12,7 +12,7 @@ from memir.ir.domain import Condition, points
 from memir.ir.extents import Extents
 from memir.ir.names import split
 from memir.ir.printer import Printer
-from memir.ir.unroll import extents, has_repeats, unroll_located
+from memir.ir.unroll import Unrolled, extents, has_repeats, unroll_located
 
 _AROUND = 2  # operators shown before and after the one that breaks a rule
 _TRIED = 3  # numbers of iterations for which a program with symbolic counts is checked
@@ -26,15 +26,16 @@ def verify(program: Program) -> None:
     """
     check_declarations(program)
     if not has_repeats(program):
-        _Flow(program, range(sum(len(p.ops) for p in program.phases)), "").check()
+        sizes = (sum(len(p.ops) for p in program.phases), len(program.storages), len(program.values))
+        _Flow(Unrolled(program, *(list(range(n)) for n in sizes)), "").check()
         return
     for env in _counts(program):
         try:
-            flat, origins = unroll_located(program, env)
+            flat = unroll_located(program, env)
         except UsageError as error:
             raise VerifyError(error.message, where=error.where, hint=error.hint) from None
         given = ", ".join(f"{symbol}={number}" for symbol, number in env.items())
-        _Flow(flat, origins, f" (unrolled with {given})" if given else " (unrolled)").check()
+        _Flow(flat, f" (unrolled with {given})" if given else " (unrolled)").check()
 
 
 def _counts(program: Program) -> list[dict[str, int]]:
@@ -61,13 +62,12 @@ def _counts(program: Program) -> list[dict[str, int]]:
 class _Flow:
     """Follows a flat program's storages from birth to death."""
 
-    def __init__(self, program: Program, origins: Sequence[int], note: str) -> None:
-        self._program = program
-        self._origins = origins
+    def __init__(self, unrolled: Unrolled, note: str) -> None:
+        self._unrolled = unrolled
+        self._program = program = unrolled.program
         self._note = note
         self._ops = [(phase, op) for phase in program.phases for op in phase.ops]
         self._storages = {s.name: s for s in program.storages}
-        self._places = {s.name: k for k, s in enumerate(program.storages)}
         self._live = {s.name for s in program.storages if s.live_in}
         self._freed: dict[str, int] = {}
         self._dropped: dict[str, int] = {}
@@ -168,16 +168,16 @@ class _Flow:
             text = printer.op(op) if isinstance(op, Op) else printer.repeat(op)
             lines.append(f"{'>' if k == number else ' '} {k + 1:{width}}  {text}")
         where = f"phase {self._ops[number][0].name}, operator {number + 1}{self._note}"
-        raise VerifyError(message, where="\n".join([where, *lines]), hint=hint, place=("op", self._origins[number]))
+        raise VerifyError(message, where="\n".join([where, *lines]), hint=hint, place=("op", self._unrolled.ops[number]))
 
     def _fail_storage(self, place: int, message: str, hint: str) -> NoReturn:
         storage = self._program.storages[place]
         where = Printer(self._program.dims).storage(storage) + self._note
-        raise VerifyError(message, where=where, hint=hint, place=None if self._note else ("storage", place))
+        raise VerifyError(message, where=where, hint=hint, place=("storage", self._unrolled.storages[place]))
 
     def _fail_value(self, place: int, message: str) -> NoReturn:
         where = f"value {Printer(self._program.dims).value(self._program.values[place])}{self._note}"
-        raise VerifyError(message, where=where, place=None if self._note else ("value", place))
+        raise VerifyError(message, where=where, place=("value", self._unrolled.values[place]))
 
     def _hint(self, name: str) -> str:
         """What else goes by that name, but for its indices."""
