@@ -12,7 +12,7 @@ import tempfile
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import ClassVar, Protocol, TextIO, cast, runtime_checkable
+from typing import ClassVar, Protocol, TextIO, cast
 
 from memir import registry
 from memir.errors import InconclusiveError, MemirError, UsageError
@@ -22,7 +22,6 @@ from memir.ir.verify import verify as verify_program
 from memir.options import parse_list, spec
 
 
-@runtime_checkable
 class Pass(Protocol):
     """A rewrite of a program. One that mends what the verifier would reject sets `accepts_unverified` to True."""
 
@@ -32,7 +31,6 @@ class Pass(Protocol):
         """The new program; the given one is unchanged. UsageError or InconclusiveError where that cannot be."""
 
 
-@runtime_checkable
 class Backend(Protocol):
     """What a program is compiled to."""
 
