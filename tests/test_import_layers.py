@@ -21,7 +21,7 @@ ALLOWED = {
     "report": DATA | {"analysis"},
     "backends": DATA | {"analysis", "report"},
     "frontend": DATA,
-    "runtime": DATA | {"analysis", "frontend"},
+    "runtime": DATA | {"analysis", "frontend", "api"},
     "registry": {"errors"},
     "options": {"errors", "ir", "registry"},
     "pipeline": DATA | {"analysis", "options", "registry"},
