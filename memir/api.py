@@ -113,17 +113,17 @@ def _trace(
         """The model anew for each trace, but the first time the one that told its limit."""
         if unused:
             return unused.pop()
-        with quiet():
-            return load_target(target, recipe=recipe, sets=texts, inputs=inputs, trust_remote_code=trust_remote_code, seq=seq)
+        return load_target(target, recipe=recipe, sets=texts, inputs=inputs, trust_remote_code=trust_remote_code, seq=seq)
 
     unused: list[LoadedModel] = []
     progress(f"loading {target if isinstance(target, str) else type(target).__name__}")
-    loaded = load()
-    unused.append(loaded)
-    if seq is None:
-        seq = min(DEFAULT_SEQ, loaded.max_seq or DEFAULT_SEQ)
-    point = {"B": DEFAULT_BATCH if batch is None else batch, "S": seq}
-    return loaded, trace_loaded(load, recipe, point["B"], point["S"], progress), point
+    with quiet():
+        loaded = load()
+        unused.append(loaded)
+        if seq is None:
+            seq = min(DEFAULT_SEQ, loaded.max_seq or DEFAULT_SEQ)
+        point = {"B": DEFAULT_BATCH if batch is None else batch, "S": seq}
+        return loaded, trace_loaded(load, recipe, point["B"], point["S"], progress), point
 
 
 def _subject(loaded: LoadedModel, traced: Traced) -> Subject:
