@@ -59,7 +59,7 @@ class Registry:
         return list(self.table())
 
     def load(self, name: str) -> type:
-        """The class of that name, imported now; UsageError if there is none, with the nearest names, or if it is no such thing."""
+        """The class of that name, imported now; UsageError, with the nearest names, if there is none or it does not fit."""
         table = self.table()
         if name not in table:
             raise UsageError(f"unknown {self.what} {name!r}", hint=nearest(name, table))

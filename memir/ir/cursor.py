@@ -8,7 +8,6 @@ from typing import NoReturn
 
 from memir.errors import ParseError
 
-_BLANK = re.compile(r"[ \t]*")
 _END = re.compile(r"[ \t]*(?:#.*)?\r?$")
 _QUOTED = r'"(?:[^"\\]|\\.)*"'
 
@@ -68,9 +67,8 @@ class Cursor:
 
     def skip_blank(self) -> int:
         """Move to the next character that is not blank and return its position."""
-        found = _BLANK.match(self.text, self.position)
-        if found:
-            self.position = found.end()
+        while self.text.startswith((" ", "\t"), self.position):
+            self.position += 1
         return self.position
 
     def try_match(self, pattern: re.Pattern[str]) -> re.Match[str] | None:
@@ -105,9 +103,6 @@ class Cursor:
 
     def sign(self, sign: str) -> bool:
         """Move past `sign` (and blanks before it) if it stands here."""
-        if self.text.startswith(sign, self.position):
-            self.position += len(sign)
-            return True
         start = self.position
         if self.text.startswith(sign, self.skip_blank()):
             self.position += len(sign)
