@@ -1,7 +1,7 @@
 """When Python lets go of what autograd keeps: the forward with gradients laid beside the forward without.
 
-Autograd hides the end of a saved tensor's last Python reference. The same forward under no_grad has the same operators, and there a storage
-dies exactly then. Aligned operator by operator, that moment is a `drop` in the program.
+Autograd hides the end of a saved tensor's last Python reference. The same forward under no_grad has the same operators, and
+there a storage dies exactly then. Aligned operator by operator, that moment is a `drop` in the program.
 """
 
 from __future__ import annotations

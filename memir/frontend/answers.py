@@ -1,9 +1,10 @@
 """Answers to what a model asks about values while it is traced.
 
-Fake tensors have no values, but much of what models ask is known when a step is described: whether positions are consecutive, whether
-a mask is all ones, how many tokens an expert gets under a balanced load. A question (`.item()`, `if tensor.any()`, `nonzero`) is answered
-by replaying the integer operators that lead to it at several small (B, S) (`memir.frontend.replay`) and generalizing: equal answers
-stay; numbers must be a polynomial in B and S that holds at a further point too. Everything else is inconclusive, with the line that asked.
+Fake tensors have no values, but much of what models ask is known when a step is described: whether positions are
+consecutive, whether a mask is all ones, how many tokens an expert gets under a balanced load. A question (`.item()`, `if
+tensor.any()`, `nonzero`) is answered by replaying the integer operators that lead to it at several small (B, S)
+(`memir.frontend.replay`) and generalizing: equal answers stay; numbers must be a polynomial in B and S that holds at a
+further point too. Everything else is inconclusive, with the line that asked.
 """
 
 from __future__ import annotations
@@ -23,7 +24,7 @@ from memir.errors import InconclusiveError
 from memir.frontend.loaded import LoadedModel
 from memir.frontend.origin import source_line
 from memir.frontend.record import Recorder
-from memir.frontend.replay import Replay, Unanswerable, needed, routing_multiple
+from memir.frontend.replay import Replay, UnanswerableError, needed, routing_multiple
 from memir.recipe import Recipe
 
 aten = torch.ops.aten
@@ -37,7 +38,9 @@ Handler = Callable[[Recorder, Any, Any, Any], Any]
 class Answers:
     """The recorder's interceptor: runs each operator, and answers those whose result depends on data."""
 
-    def __init__(self, batch: dict[str, torch.Tensor], loaded: LoadedModel, recipe: Recipe, handlers: dict[Any, Handler]) -> None:
+    def __init__(
+        self, batch: dict[str, torch.Tensor], loaded: LoadedModel, recipe: Recipe, handlers: dict[Any, Handler]
+    ) -> None:
         self.batch, self.mask, self.padded = batch, loaded.call.mask, recipe.batch_kind == "padded"
         first = next(iter(batch.values()))
         self.extents = dict(zip(("B", "S"), first.shape, strict=True))
@@ -52,6 +55,7 @@ class Answers:
             aten.index.Tensor: self._index,
             aten.repeat_interleave.Tensor: self._repeat_interleave,
             aten.bincount.default: self._bincount,
+            aten._grouped_mm.default: _grouped_mm,
             **handlers,
         }
 
@@ -77,6 +81,7 @@ class Answers:
             self.assumptions.append(text)
 
     def __call__(self, recorder: Recorder, func: Any, args: Any, kwargs: Any) -> Any:
+        """Runs the operator, or answers it."""
         handler = self._handlers.get(func)
         return func(*args, **kwargs) if handler is None else handler(recorder, func, args, kwargs)
 
@@ -138,7 +143,7 @@ class Answers:
                     answers.append(question(replay.run(events, values)))
                     if replay.routed:
                         self._assume(BALANCED)
-        except Unanswerable as error:
+        except UnanswerableError as error:
             raise InconclusiveError(
                 "the model's code decides by data that is unknown before it runs",
                 where=f"{source_line(sys._getframe(1))}\n{error}",
@@ -157,6 +162,22 @@ class Answers:
         b, s = self.extents["B"], self.extents["S"]
         total = sum(int(c * scale) * term for c, term in zip(generalized, (1, b, s, b * s), strict=True) if c)
         return total if scale == 1 else total // scale
+
+
+def _grouped_mm(recorder: Recorder, func: Any, args: Any, kwargs: Any) -> Any:
+    """Grouped matrix product: PyTorch's shape function takes bf16 only, its kernels take others too.
+
+    Rows are padded to 16 bytes: aten/src/ATen/native/GroupedMMUtils.h, `create_grouped_gemm_output_tensor`.
+    """
+    a, b, offsets = args[0], args[1], args[2] if len(args) > 2 else kwargs.get("offs")
+    if a.dim() == 2:
+        shape = [offsets.size(0), a.size(0), b.size(1)] if b.dim() == 2 else [a.size(0), b.size(-1)]
+    else:
+        shape = [a.size(1), b.size(1)] if b.dim() == 2 else [a.size(0), a.size(1), b.size(-1)]
+    per_row = 16 // a.dtype.itemsize
+    row = (shape[-1] + per_row - 1) // per_row * per_row
+    strides = [row, 1] if len(shape) == 2 else [shape[1] * row, row, 1]
+    return torch.empty_strided(shape, strides, dtype=a.dtype)
 
 
 def _polynomial(points: list[tuple[int, int]], answers: list[Any]) -> list[Fraction] | None:

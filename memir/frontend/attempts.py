@@ -1,4 +1,6 @@
-"""How a step is traced: with B and S as symbols; apart where a size is 1; from several concrete traces where a symbol is lost."""
+"""How a step is traced: with B and S as symbols; apart where a size is 1; from several concrete traces where a symbol is
+lost.
+"""
 
 from __future__ import annotations
 
@@ -12,6 +14,7 @@ from memir.frontend.fit import fit_programs
 from memir.frontend.loaded import LoadedModel
 from memir.frontend.symbols import specialization_site, specialized
 from memir.ir.core import Program
+from memir.ir.domain import Condition
 from memir.recipe import Recipe
 
 if TYPE_CHECKING:
@@ -45,9 +48,18 @@ class Attempts:
             return self._fitted({"B": self.batch, "S": self.seq}, error.message, error)
         if lost:
             return self._fitted(lost, self.site, None)
-        if self.batch == 1 or self.seq == 1:
-            return self._at_one(traced)
-        return traced
+        outside = self._outside(traced.program)
+        return self._pinned(traced, outside) if outside else traced
+
+    def _outside(self, program: Program) -> dict[str, int]:
+        """Symbols in conditions of the domain that do not hold at the asked point: name -> asked value."""
+        asked = {"B": self.batch, "S": self.seq}
+        broken: set[str] = set()
+        for text in program.domain:
+            condition = Condition.read(text)
+            if condition is None or condition.holds(asked) is False:
+                broken |= (condition.symbols() if condition else frozenset(asked)) & asked.keys()
+        return {name: asked[name] for name in sorted(broken)}
 
     site = ""
 
@@ -77,18 +89,28 @@ class Attempts:
             raise InconclusiveError("a symbol that was kept before is lost now", where=specialization_site(fake))
         return traced
 
-    def _at_one(self, traced: Traced) -> Traced:
-        """B=1 or S=1: traced with that size as a number. If the program is the same, its domain begins at 1."""
-        self.progress("tracing again: a size of 1 can change what runs")
-        ones = {name: 1 for name, value in (("B", self.batch), ("S", self.seq)) if value == 1}
-        exact = self._concrete(ones, frozenset({"B", "S"} - ones.keys()))
-        if same_at(traced.program, exact.program, ones):
-            domain = tuple(f"{c.split(' ')[0]} >= 1" if c in {f"{n} >= 2" for n in ones} else c for c in traced.program.domain)
+    def _pinned(self, traced: Traced, values: dict[str, int]) -> Traced:
+        """The asked point lies outside the domain (PyTorch takes a size of 1 apart; S may equal a table's length): traced with
+        those sizes as numbers. If the program is the same there, the domain is widened; if not, the exact one is the answer."""
+        point = ", ".join(f"{name}={value}" for name, value in values.items())
+        self.progress(f"tracing again at {point}: other operators might run there")
+        exact = self._concrete(values, frozenset({"B", "S"} - values.keys()))
+        if same_at(traced.program, exact.program, values):
+            domain = tuple(filter(None, (self._widened(text, values) for text in traced.program.domain)))
             return replace(traced, program=replace(traced.program, domain=domain))
-        pinned = tuple(f"{name} == 1" for name in sorted(ones))
-        others = tuple(c for c in exact.program.domain if c.split(" ")[0] not in ones)
-        exact.assumptions.append(f"{', '.join(pinned)} runs other operators than larger sizes: the formula holds there only")
+        pinned = tuple(f"{name} == {value}" for name, value in values.items())
+        others = tuple(c for c in exact.program.domain if c.split(" ")[0] not in values)
+        exact.assumptions.append(f"{point} runs other operators than its neighbours: the formula holds there only")
         return replace(exact, program=replace(exact.program, domain=pinned + others))
+
+    def _widened(self, text: str, values: dict[str, int]) -> str:
+        """The condition after the program proved the same at the asked point: a bound moves there, an exception goes."""
+        condition = Condition.read(text)
+        if condition is not None and condition.holds({"B": self.batch, "S": self.seq}):
+            return text
+        name, operation, bound = [*text.split(" "), "", ""][:3]
+        next_to = name in values and bound.isdigit() and abs(int(bound) - values[name]) == 1
+        return f"{name} {operation} {values[name]}" if next_to and operation in ("<=", ">=") else ""
 
     def _fitted(self, lost: dict[str, int], why: str, cause: InconclusiveError | None) -> Traced:
         """Concrete traces at several points of the lost symbols, and an exact polynomial through each size, verified."""
@@ -98,7 +120,8 @@ class Attempts:
         except MemirError as error:  # what the fit met, such as a file that cannot be imported again, is not the reason
             raise (cause or error) from error
         traced.assumptions.append(
-            f"{' and '.join(sorted(lost))} did not stay symbolic ({why}): polynomials fitted to concrete traces and verified at others"
+            f"{' and '.join(sorted(lost))} did not stay symbolic ({why}): "
+            "polynomials fitted to concrete traces and verified at others"
         )
         return traced
 

@@ -1,5 +1,7 @@
 """What CUDA does differently, imposed on fake cpu tensors: explicit rules of the target, each with its source.
 
+Dropout is in `memir.frontend.composites`.
+
 The GPU is taken to be of compute capability 8.0 or newer. Kernels' workspaces are rules of `memir.ir.opset`.
 """
 
@@ -23,7 +25,7 @@ _HALF = (torch.float16, torch.bfloat16)
 
 @contextmanager
 def cuda_kernels() -> Iterator[None]:
-    """CUDA's attention kernels, fused dropout and fused RMS norm for every call inside, recomputation under backward too.
+    """CUDA's attention kernels and fused RMS norm for every call inside, recomputation under backward too.
 
     `Tensor.backward` is itself a call that a function mode sees, and a mode is off while it handles one
     (torch/overrides.py, `handle_torch_function`): so it is switched on again around autograd's engine.
@@ -44,19 +46,9 @@ class _CudaFunctions(TorchFunctionMode):
         kwargs = kwargs or {}
         if func is F.scaled_dot_product_attention:
             return _attention(*args, **kwargs)
-        if func is F.dropout:
-            return _dropout(*args, **kwargs)
         if func is F.rms_norm:
             return _rms_norm(*args, **kwargs)
         return func(*args, **kwargs)
-
-
-def _dropout(input: torch.Tensor, p: float = 0.5, training: bool = True, inplace: bool = False) -> torch.Tensor:  # noqa: A002
-    """aten/src/ATen/native/Dropout.cpp, `dropout`: the fused kernel, with a bool mask, on CUDA when training and 0 < p < 1."""
-    if not training or not 0 < p < 1 or inplace:
-        return F.dropout(input, p, training, inplace)
-    dropped: torch.Tensor = aten.native_dropout(input, p, True)[0]
-    return dropped
 
 
 def choose_attention(
@@ -110,12 +102,14 @@ def _attention(
     if attn_mask is not None:
         attn_mask = _additive_mask(attn_mask, query, key)
     needs_grad = torch.is_grad_enabled() and any(t.requires_grad for t in (query, key, value))
-    out = aten._scaled_dot_product_efficient_attention(query, key, value, attn_mask, needs_grad, dropout_p, is_causal, scale=scale)[0]
+    out = aten._scaled_dot_product_efficient_attention(
+        query, key, value, attn_mask, needs_grad, dropout_p, is_causal, scale=scale
+    )[0]
     return out
 
 
 def _additive_mask(mask: torch.Tensor, query: torch.Tensor, key: torch.Tensor) -> torch.Tensor:
-    """attention.cpp: `convert_boolean_attn_mask`, then `preprocess_mask` with `pad_bias<16>`: the last extent is padded to 16."""
+    """attention.cpp: `convert_boolean_attn_mask`, then `preprocess_mask` with `pad_bias<16>`: padded to 16."""
     if mask.dtype == torch.bool:
         mask = torch.where(mask, 0.0, torch.scalar_tensor(-torch.inf, dtype=query.dtype))
     length = mask.size(-1)
@@ -135,11 +129,13 @@ def _layer_norm(recorder: Recorder, func: Any, args: Any, kwargs: Any) -> Any:
         recorder.paused -= 1
 
 
-HANDLERS = {aten.native_layer_norm.default: _layer_norm}
+HANDLERS: dict[Any, Any] = {aten.native_layer_norm.default: _layer_norm}
 
 
 @torch.library.custom_op("memir::_fused_rms_norm", mutates_args=())
-def _fused_rms_norm(x: torch.Tensor, weight: torch.Tensor | None, num_dims: int, eps: float) -> tuple[torch.Tensor, torch.Tensor]:
+def _fused_rms_norm(
+    x: torch.Tensor, weight: torch.Tensor | None, num_dims: int, eps: float
+) -> tuple[torch.Tensor, torch.Tensor]:
     """CUDA's fused RMS norm: output like x, rstd in fp32 (layer_norm_kernel.cu, `_fused_rms_norm_cuda`)."""
     raise RuntimeError("memir's operators describe memory; they are never run")
 

@@ -25,7 +25,10 @@ def _points(lost: dict[str, int], batch: int, seq: int) -> tuple[list[dict[str, 
     step = next((d for d in (256, 128, 64, 32, 16, 8, 4, 2) if seq % d == 0 and seq >= 4 * d), 1)
     axes = {
         "B": ([max(batch, 2), max(batch, 2) + 1], max(batch, 2) + 2),
-        "S": ([seq, seq - step, seq - 2 * step] if seq > 3 * step else [seq, seq + step, seq + 2 * step], max(seq - 3 * step, 2)),
+        "S": (
+            [seq, seq - step, seq - 2 * step] if seq > 3 * step else [seq, seq + step, seq + 2 * step],
+            max(seq - 3 * step, 2),
+        ),
     }
     names = sorted(lost)
     grid = [dict(zip(names, values, strict=True)) for values in product(*(axes[n][0] for n in names))]
@@ -34,7 +37,11 @@ def _points(lost: dict[str, int], batch: int, seq: int) -> tuple[list[dict[str, 
 
 
 def fit_programs(
-    concrete: Callable[[dict[str, int], frozenset[str]], Traced], lost: dict[str, int], kept: frozenset[str], batch: int, seq: int
+    concrete: Callable[[dict[str, int], frozenset[str]], Traced],
+    lost: dict[str, int],
+    kept: frozenset[str],
+    batch: int,
+    seq: int,
 ) -> Traced:
     """The program with the lost symbols back. Raises InconclusiveError when the operators or the sizes do not generalize."""
     grid, further = _points(lost, batch, seq)

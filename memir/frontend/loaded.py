@@ -48,4 +48,5 @@ class LoadedModel:
 
     @property
     def dtype(self) -> torch.dtype:
+        """The dtype of the first floating-point parameter."""
         return next((p.dtype for p in self.module.parameters() if p.is_floating_point()), torch.float32)

@@ -83,7 +83,7 @@ def _checkpoint_layers(module: nn.Module, loaded: LoadedModel) -> None:
     by_name = dict(module.named_modules())
     for path in loaded.layers:
         layer = by_name.get(path) or by_name[f"base_model.model.{path}"]
-        layer.forward = _checkpointed(layer.forward)  # type: ignore[method-assign]
+        layer.forward = _checkpointed(layer.forward)
 
 
 def _checkpointed(forward: Callable[..., Any]) -> Callable[..., Any]:
@@ -112,7 +112,9 @@ def optimizer_class(name: str) -> type[torch.optim.Optimizer]:
     classes.pop("optimizer", None)
     found = classes.get(name.lower())
     if found is None or name.lower() == "lbfgs":
-        reason = "needs a closure that runs the model several times" if found is not None else "is not an optimizer of torch.optim"
+        reason = (
+            "needs a closure that runs the model several times" if found is not None else "is not an optimizer of torch.optim"
+        )
         raise UsageError(f"--optimizer: {name} {reason}", hint=f"known: none, {', '.join(sorted(set(classes) - {'lbfgs'}))}")
     return found
 
@@ -196,7 +198,8 @@ class Step:
         """The loss in the outputs, or the shifted cross entropy of the logits."""
         where, _, rest = self.call.loss.partition(":")
         if where == "module":
-            base = self.module.get_base_model() if hasattr(self.module, "get_base_model") else self.module
+            unwrap = getattr(self.module, "get_base_model", None)
+            base = self.module if unwrap is None else unwrap()
             stored: torch.Tensor = getattr(base, rest)
             return stored
         if where == "logits":
@@ -239,7 +242,7 @@ class Step:
                 loss = loss / count
             self.on_loss(loss)
             self.on_phase(f"{prefix}backward")
-            loss.backward()
+            torch.autograd.backward(loss)
             self.on_event("drop_loss")
             del loss
         self.on_phase("optimizer")

@@ -14,7 +14,8 @@ from memir.recipe import Recipe
 def lower(recorder: Recorder, released: Recorder | None, name: str, domain: tuple[str, ...], recipe: Recipe) -> Program:
     """The recorded step as a Program. `released` is the forward without gradients, from which drops are read."""
     _Links(recorder).resolve()
-    _classify(recorder)
+    touched = {v.storage for v in recorder.values} | set(recorder.resident) | {s for e in recorder.events for s in e.frees}
+    _classify(recorder, touched)
     names = _storage_names(recorder)
     value_names = _value_names(recorder, names)
     drops = drops_of(recorder, released) if released is not None else {}
@@ -33,7 +34,9 @@ def lower(recorder: Recorder, released: Recorder | None, name: str, domain: tupl
         results = tuple(values[r] for r in event.results)
         forward = event.forward_of
         op = Op(
-            opcode=event.opcode if event.opcode in ("memir.alloc", "memir.free") else event.opcode.replace("memir.", "aten.", 1),
+            opcode=event.opcode
+            if event.opcode in ("memir.alloc", "memir.free")
+            else event.opcode.replace("memir.", "aten.", 1),
             operands=tuple(v.name for v in operands),
             results=results,
             frees=tuple(names[s] for s in event.frees),
@@ -48,9 +51,10 @@ def lower(recorder: Recorder, released: Recorder | None, name: str, domain: tupl
             phases.append((event.phase, []))
         phases[-1][1].append(op)
 
-    touched = {v.storage for v in recorder.values} | set(recorder.resident) | {s for e in recorder.events for s in e.frees}
     storages = tuple(
-        Storage(names[i], s.nbytes, Kind(s.kind), s.device, names_of_owner(s.of, names, recorder), s.born is None, s.died is None)
+        Storage(
+            names[i], s.nbytes, Kind(s.kind), s.device, names_of_owner(s.of, names, recorder), s.born is None, s.died is None
+        )
         for i, s in enumerate(recorder.storages)
         if i in touched
     )
@@ -110,12 +114,12 @@ class _Links:
             last = event
 
 
-def _classify(recorder: Recorder) -> None:
+def _classify(recorder: Recorder, touched: set[int]) -> None:
     """Kinds for what has no owner: held across steps or saved for backward is an activation, the rest is temporary."""
     ends: dict[str, int] = {}
     for number, event in enumerate(recorder.events):
         ends[event.phase] = number
-    for record in recorder.storages:
+    for record in (recorder.storages[index] for index in touched):
         if record.kind:
             continue
         if record.born is None or record.died is None:

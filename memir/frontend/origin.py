@@ -73,7 +73,7 @@ def _rank(filename: str) -> int:
         inside = filename[len(_TORCH) :]
         return 2 if inside.startswith("optim" + os.sep) and not inside.endswith("optimizer.py") else 3
     in_site = filename.startswith(_SITE)
-    if filename.startswith(_MEMIR) or filename.startswith("<") or (filename.startswith(_STDLIB) and not in_site):
+    if filename.startswith((_MEMIR, "<")) or (filename.startswith(_STDLIB) and not in_site):
         return 3
     return 1 if shown_path(filename).startswith(_PLUMBING) else 0
 

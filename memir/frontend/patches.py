@@ -1,17 +1,19 @@
 """What is changed in other libraries while a step is traced: scoped, and restored on exit.
 
-transformers asks whether it is being traced (`is_tracing`, true for fake tensors) and then takes branches that real data does not
-take: it builds a 4-D mask and leaves the causal fast path. Values that it would look at are answered by `memir.frontend.answers`.
+transformers asks whether it is being traced (`is_tracing`, true for fake tensors) and then takes branches that real data
+does not take: it builds a 4-D mask and leaves the causal fast path. Values that it would look at are answered by
+`memir.frontend.answers`.
 """
 
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
 import torch
+from torch.utils._python_dispatch import _disable_current_modes
 
 # module -> name -> what it answers while a step is traced as real data would run it
 _ANSWERS: tuple[tuple[str, str], ...] = (("transformers.masking_utils", "is_tracing"),)
@@ -23,7 +25,7 @@ def _not_tracing(tensor: Any = None) -> bool:
 
 @contextmanager
 def real_branches() -> Iterator[None]:
-    """The libraries' code takes the branches of a real run. Also keeps torch.compile'd functions eager."""
+    """The libraries' code takes the branches of a real run."""
     saved: list[tuple[Any, str, Any]] = []
     for module_name, name in _ANSWERS:
         module = sys.modules.get(module_name)  # a model that needs it has imported it by now
@@ -31,8 +33,28 @@ def real_branches() -> Iterator[None]:
             saved.append((module, name, getattr(module, name)))
             setattr(module, name, _not_tracing)
     try:
-        with torch.compiler.set_stance("force_eager"):
-            yield
+        yield
     finally:
         for module, name, original in saved:
             setattr(module, name, original)
+
+
+@contextmanager
+def generator_states(adopt: Callable[[torch.Tensor], None]) -> Iterator[None]:
+    """Tells `adopt` of every copy of the cpu generator's state: checkpointing keeps one per layer, which no dispatch mode sees.
+
+    torch/utils/checkpoint.py, `_checkpoint_without_reentrant_generator` (fwd_cpu_state); torch/random.py, `fork_rng`.
+    """
+    original = torch.get_rng_state
+
+    def get_rng_state() -> torch.Tensor:
+        with _disable_current_modes():
+            state = original()
+        adopt(state)
+        return state
+
+    torch.get_rng_state = get_rng_state
+    try:
+        yield
+    finally:
+        torch.get_rng_state = original

@@ -12,6 +12,7 @@ import sys
 import weakref
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
 
 import torch
@@ -71,16 +72,17 @@ class Event:
     forward_of: int | None = None  # the forward event that this one differentiates or recomputes; set by lowering
 
 
-class Recorder(TorchDispatchMode):
+class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]  # PyTorch leaves its modes untyped
     """Records every storage and operator while it is active; `reset()` begins a new step."""
 
     def __init__(self, sizes: Sizes, modules: ModuleStack, intercept: Intercept | None = None) -> None:
-        super().__init__()
+        super().__init__()  # type: ignore[no-untyped-call]
         self.sizes, self.modules, self.intercept = sizes, modules, intercept
         self.storages: list[StorageRecord] = []
         self.live: dict[int, int] = {}  # storage._cdata -> index in self.storages
         self._watch: dict[int, weakref.ref[torch.UntypedStorage]] = {}
         self.paused = 0
+        self.closed = False  # what dies from now on dies because the tracer ends, not the step
         self.entered: Callable[[str], None] = lambda name: None
         self.reset()
 
@@ -112,12 +114,14 @@ class Recorder(TorchDispatchMode):
         index = len(self.storages)
         self.storages.append(StorageRecord(self.sizes(storage.nbytes()), born=event))
         self.live[key] = index
-        self._watch[key] = weakref.ref(storage, lambda _, key=key: self._died(key))
+        self._watch[key] = weakref.ref(storage, partial(self._died, key))
         return index, True
 
-    def _died(self, key: int) -> None:
+    def _died(self, key: int, reference: object) -> None:
         index = self.live.pop(key)
         del self._watch[key]
+        if self.closed:
+            return
         if not self.events:
             self._pseudo("memir.free", "")
         self.storages[index].died = len(self.events) - 1
@@ -143,10 +147,7 @@ class Recorder(TorchDispatchMode):
         kwargs = kwargs or {}
         if self.paused or func.namespace == "prim":
             return func(*args, **kwargs)
-        if self.intercept is not None:
-            out = self.intercept(self, func, args, kwargs)
-        else:
-            out = func(*args, **kwargs)
+        out = func(*args, **kwargs) if self.intercept is None else self.intercept(self, func, args, kwargs)
         self._record(func, args, kwargs, out)
         return out
 
@@ -182,7 +183,7 @@ class Recorder(TorchDispatchMode):
             if new:
                 self.storages[storage].name = name
             handle = self.graph.call_function(operator.getitem, (node, number)) if several else node
-            event.results.append(self._add_value(tensor, storage, name, handle))
+            event.results.append(self._add_value(tensor, storage, name, handle, position))
         node.meta["val"] = [self._describe(v) for v in event.results]
 
     def _describe(self, value: int) -> str:
@@ -200,14 +201,21 @@ class Recorder(TorchDispatchMode):
         event.path = self.modules.path
         event.source = source_line(sys._getframe(2))
         event.hooked = torch._C._autograd._top_saved_tensors_default_hooks(True) is not None
-        latest = torch.autograd._get_sequence_nr() - 1
+        latest = torch._C._autograd._get_sequence_nr() - 1
         if torch.is_grad_enabled() and latest > self._last_sequence:
             event.sequence = latest
             self._last_sequence = latest
 
+    def adopt(self, tensor: torch.Tensor) -> None:
+        """A tensor that was made without an operator (a random generator's state) is alive from now on."""
+        event = Event("", self.phase, self.modules.path, source_line(sys._getframe(1)))
+        event.backward = torch._C._current_graph_task_id() != -1
+        event.recompute = event.backward
+        self._adopt([tensor], event)
+
     def _adopt(self, tensors: Iterable[torch.Tensor], event: Event) -> None:
         """Tensors made outside the mode's sight (constants): they are allocated by a pseudo-operator just before."""
-        alloc = Event("memir.alloc", event.phase, event.path, event.source, backward=event.backward)
+        alloc = Event("memir.alloc", event.phase, event.path, event.source, backward=event.backward, recompute=event.recompute)
         self.events.append(alloc)
         position = len(self.events) - 1
         for tensor in tensors:
@@ -215,7 +223,7 @@ class Recorder(TorchDispatchMode):
             if new:
                 node = self.graph.placeholder(f"constant_{storage}")
                 self.storages[storage].name = node.name
-                alloc.results.append(self._add_value(tensor, storage, node.name, node))
+                alloc.results.append(self._add_value(tensor, storage, node.name, node, position))
 
     # -- values --------------------------------------------------------------------------------------------------
 
@@ -247,17 +255,21 @@ class Recorder(TorchDispatchMode):
         node = self.graph.call_function(torch.ops.aten.as_strided.default, arguments)
         view.node = node
         self.events.append(view)
-        value = self._add_value(tensor, storage, node.name, node)
+        value = self._add_value(tensor, storage, node.name, node, len(self.events) - 1)
         view.results.append(value)
         return value
 
-    def _add_value(self, tensor: torch.Tensor, storage: int, name: str, node: fx.Node) -> int:
+    def _add_value(self, tensor: torch.Tensor, storage: int, name: str, node: fx.Node, event: int | None = None) -> int:
+        """A new value; `event` is the one that makes it, None for what was there before the step."""
         key = self._key(tensor, storage)
         value = len(self.values)
-        self.values.append(ValueRecord(name, FROM_TORCH[str(tensor.dtype).removeprefix('torch.')], key[2], key[3], key[4], storage, node))
+        self.values.append(
+            ValueRecord(name, FROM_TORCH[str(tensor.dtype).removeprefix("torch.")], key[2], key[3], key[4], storage, node)
+        )
         self.by_key[key] = value
         self.by_node[node] = value
-        self.writers.setdefault(storage, []).append(len(self.events) - 1)
+        if event is not None:
+            self.writers.setdefault(storage, []).append(event)
         return value
 
 

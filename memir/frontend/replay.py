@@ -15,11 +15,13 @@ from torch import fx
 
 from memir.frontend.record import Event, Recorder, tensors_in
 
-ROUTERS = frozenset({"aten.topk", "aten.sort", "aten.sort.stable", "aten.argsort", "aten.argmax", "aten.max.dim", "aten.multinomial"})
+ROUTERS = frozenset(
+    {"aten.topk", "aten.sort", "aten.sort.stable", "aten.argsort", "aten.argmax", "aten.max.dim", "aten.multinomial"}
+)
 _FLOATS = ("f32", "bf16", "f16", "f64")
 
 
-class Unanswerable(Exception):
+class UnanswerableError(Exception):
     """The value depends on weights or activations."""
 
 
@@ -29,7 +31,7 @@ def is_router(recorder: Recorder, event: Event) -> bool:
 
 
 def needed(recorder: Recorder, values: list[int]) -> list[Event]:
-    """The operators, in order, that the values depend on: all writers of the storages they read, transitively, up to routing."""
+    """The operators, in order, that the values depend on: writers of the storages they read, transitively, up to routing."""
     pending: list[int] = []  # negated event numbers: the latest first
     seen: set[int] = set()
     storages: set[int] = set()
@@ -76,7 +78,7 @@ class Replay:
         self.routed = False
 
     def run(self, events: list[Event], values: list[int]) -> list[torch.Tensor]:
-        """The real counterparts of `values`. Raises Unanswerable."""
+        """The real counterparts of `values`. Raises UnanswerableError."""
         for event in events:
             assert event.node is not None
             if is_router(self.recorder, event):
@@ -96,7 +98,7 @@ class Replay:
         if isinstance(tree, torch.SymInt):
             return self.recorder.sizes(tree).evaluate(self.env)
         if isinstance(tree, (torch.SymFloat, torch.SymBool)):
-            raise Unanswerable("it depends on a symbolic number")
+            raise UnanswerableError("it depends on a symbolic number")
         return tree
 
     def _tensor(self, value: int) -> torch.Tensor:
@@ -106,7 +108,7 @@ class Replay:
         record = self.recorder.values[value]
         make = self.inputs.get(record.storage)
         if make is None:
-            raise Unanswerable(f"it depends on the values of {self.recorder.storages[record.storage].name or record.name}")
+            raise UnanswerableError(f"it depends on the values of {self.recorder.storages[record.storage].name or record.name}")
         base: torch.Tensor = make([extent.evaluate(self.env) for extent in record.shape])
         self.tensors[value] = base
         return base

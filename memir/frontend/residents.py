@@ -37,22 +37,22 @@ class Residents:
         """Marks everything that is alive between steps now."""
         for name, parameter in self.module.named_parameters():
             self._mark(parameter, name.removeprefix("base_model.model."), Kind.PARAMETER)
-        for name, buffer in self.module.named_buffers():
-            self._mark(buffer, name.removeprefix("base_model.model."), Kind.BUFFER)
-        for name, tensor in tensor_attributes(self.module):
-            self._mark(tensor, name.removeprefix("base_model.model.").lstrip("."), Kind.BUFFER)
-        for name, tensor in self.batch.items():
-            self._mark(tensor, name, Kind.INPUT)
+        for name, registered in self.module.named_buffers():
+            self._mark(registered, name.removeprefix("base_model.model."), Kind.BUFFER)
+        for name, attribute in tensor_attributes(self.module):
+            self._mark(attribute, name.removeprefix("base_model.model.").lstrip("."), Kind.BUFFER)
+        for name, given in self.batch.items():
+            self._mark(given, name, Kind.INPUT)
         self.note_gradients()
         if self.optimizer is None:
             return
         for parameter, state in self.optimizer.state.items():
             owner = self.names.get(id(parameter), "parameter")
-            for key, tensor in state.items():
-                if isinstance(tensor, torch.Tensor):
+            for key, held in state.items():
+                if isinstance(held, torch.Tensor):
                     # torch/optim/adam.py, `_init_group`: step is a cpu scalar unless fused or capturable
-                    host = self.host_scalars and key == "step" and tensor.dim() == 0
-                    self._mark(tensor, f"{owner}.{key}", Kind.OPTIMIZER_STATE, owner, "host" if host else "gpu")
+                    host = self.host_scalars and key == "step" and held.dim() == 0
+                    self._mark(held, f"{owner}.{key}", Kind.OPTIMIZER_STATE, owner, "host" if host else "gpu")
 
     def note_gradients(self, phase: str = "optimizer") -> None:
         """Marks the gradients that parameters hold now; to be called where backward has ended."""

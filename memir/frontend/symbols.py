@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from fractions import Fraction
+from math import ceil, floor, gcd
 from typing import Any
 
 import sympy
@@ -21,6 +23,7 @@ class SizeReader:
         self._cache: dict[Any, Size] = {}
 
     def __call__(self, value: Any) -> Size:
+        """The size of an int or a SymInt. Raises InconclusiveError for one that depends on data."""
         if type(value) is int:
             size = self._cache.get(value)
             if size is None:
@@ -31,6 +34,7 @@ class SizeReader:
         return Size.of(int(value))
 
     def of_expr(self, expr: sympy.Expr) -> Size:
+        """The size of an expression over PyTorch's symbols."""
         size = self._cache.get(expr)
         if size is None:
             size = self._cache[expr] = self._convert(expr)
@@ -62,7 +66,7 @@ def specialization_site(fake: Fake) -> str:
     for guard in fake.shape_env.guards:
         if isinstance(guard.expr, sympy.Eq):
             location = guard.sloc
-            user = str(location.user_loc or location.framework_loc or "")
+            user = str(location.maybe_user_loc or location.framework_loc or "")
             return f"{guard.expr}  {user}".strip()
     return ""
 
@@ -70,7 +74,7 @@ def specialization_site(fake: Fake) -> str:
 def domain_of(fake: Fake) -> tuple[str, ...]:
     """The guards that tracing left, as conditions over B and S such as `S <= 1024`, without those that always hold."""
     names = {symbol: sympy.Symbol(name, integer=True, positive=True) for symbol, name in fake.names.items()}
-    lowest = {name: 2 for name in fake.names.values()}  # PyTorch takes a size of 1 apart: the trace holds from 2 on
+    lowest = dict.fromkeys(fake.names.values(), 2)  # PyTorch takes a size of 1 apart: the trace holds from 2 on
     conditions: list[str] = []
     for guard in fake.shape_env.guards:
         expr = guard.expr.xreplace(names)
@@ -83,29 +87,39 @@ def domain_of(fake: Fake) -> tuple[str, ...]:
     return tuple(_tightest(bounds + conditions))
 
 
-_FLIP = {"<": ">", ">": "<", "<=": ">=", ">=": "<="}
+_FLIP = {"<": ">", ">": "<", "<=": ">=", ">=": "<=", "==": "==", "!=": "!="}
 
 
 def _condition(expr: Any) -> str:
-    """A relation with the symbols on the left and a number on the right where that is possible."""
+    """A relation as `memir.ir.domain` reads it, a number on the right where that is possible; "" if it says nothing."""
     if not isinstance(expr, sympy.core.relational.Relational):
         return str(expr)
-    operation = {"==": "==", "!=": "!="}.get(expr.rel_op, expr.rel_op)
-    difference = sympy.expand(expr.lhs - expr.rhs)
-    constant, rest = difference.as_coeff_Add()
-    if rest.is_number:
+    for side, other in ((expr.lhs, expr.rhs), (expr.rhs, expr.lhs)):
+        if type(side).__name__ in ("Mod", "PythonMod") and other.is_number and expr.rel_op in ("==", "!="):
+            value, modulus = side.args
+            return f"{_text(value)} % {_text(modulus)} {expr.rel_op} {other}"
+    difference = from_sympy(sympy.expand(expr.lhs - expr.rhs))
+    constant = difference.constant
+    rest = difference - constant
+    if rest.is_constant:
         return ""
-    content = sympy.gcd_terms(rest).as_coeff_Mul()[0] if rest.is_polynomial() else sympy.Integer(1)
-    if content < 0:
-        operation = _FLIP.get(operation, operation)
-    bound = -constant / content
-    rest = sympy.expand(rest / content)
+    operation, content = expr.rel_op, gcd(*(c for _, c in rest.terms))
+    if next(c for _, c in rest.terms) < 0:
+        operation, content = _FLIP[operation], -content
+    rest, bound = rest.exact_div(content), Fraction(-constant, content)
     if operation in ("<", ">"):  # integers: a strict bound is the next closed one
-        bound = sympy.ceiling(bound) - 1 if operation == "<" else sympy.floor(bound) + 1
+        bound = Fraction(ceil(bound) - 1 if operation == "<" else floor(bound) + 1)
         operation += "="
-    elif operation in ("<=", ">="):
-        bound = sympy.floor(bound) if operation == "<=" else sympy.ceiling(bound)
-    return f"{rest} {operation} {bound}"
+    if operation in ("<=", ">="):
+        bound = Fraction(floor(bound) if operation == "<=" else ceil(bound))
+    if bound.denominator != 1:
+        return "" if operation == "!=" else f"{(rest * bound.denominator).text(('B', 'S'))} {operation} {bound.numerator}"
+    return f"{rest.text(('B', 'S'))} {operation} {bound}"
+
+
+def _text(expr: sympy.Expr) -> str:
+    size = from_sympy(sympy.expand(expr))
+    return size.text(("B", "S")) if len(size.terms) < 2 else f"({size.text(('B', 'S'))})"
 
 
 def _tightest(conditions: list[str]) -> list[str]:

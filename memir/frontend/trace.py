@@ -17,20 +17,26 @@ from torch import fx, nn
 from torch._dispatch.python import enable_python_dispatcher
 
 from memir.errors import InconclusiveError
-from memir.frontend.answers import Answers
+from memir.frontend.answers import Answers, Handler
 from memir.frontend.attempts import trace_symbolically
+from memir.frontend.composites import cpp_composites
 from memir.frontend.cuda import HANDLERS, cuda_kernels
-from memir.frontend.fake import Extent, Fake, fake_batch, make_mode, move_to_fake, tensor_attributes
 from memir.frontend.failures import explained
+from memir.frontend.fake import Extent, Fake, fake_batch, make_mode, move_to_fake, tensor_attributes
+from memir.frontend.load_build import CudaMeans
+from memir.frontend.load_eager import eager_only
+from memir.frontend.load_import import user_scope
 from memir.frontend.loaded import LoadedModel
 from memir.frontend.loop import Step, batch_spec, make_optimizer, prepare, quiet, resolved_impl
 from memir.frontend.lower import lower
 from memir.frontend.origin import ModuleStack
-from memir.frontend.patches import real_branches
+from memir.frontend.patches import generator_states, real_branches
 from memir.frontend.record import Recorder
 from memir.frontend.residents import Residents
+from memir.frontend.saved import saved_storages
 from memir.frontend.symbols import SizeReader, domain_of
 from memir.ir.core import Program
+from memir.ir.opset import without_rule
 from memir.recipe import Recipe
 
 _MAX_STEPS = 4  # a loop that is not steady after so many steps grows without end
@@ -46,6 +52,7 @@ class Traced:
     num_parameters: int
     num_trainable: int
     assumptions: list[str] = field(default_factory=list)
+    symbols: dict[str, str] = field(default_factory=dict)  # PyTorch's names of symbols in the graph -> "B", "S"
 
     @property
     def graph(self) -> fx.GraphModule:
@@ -65,17 +72,20 @@ def trace_once(
     module = prepare(loaded, recipe)
     fake = make_mode()
     move_to_fake(module, fake)
-    sizes = SizeReader(fake)
-    names = tuple(dict.fromkeys(batch_spec(loaded.call)))
-    tensors = fake_batch(names, batch, seq, fake)
-    modules = ModuleStack(module)
-    answers = Answers(tensors, loaded, recipe, HANDLERS if recipe.target == "cuda" else {})
+    tensors = fake_batch(tuple(dict.fromkeys(batch_spec(loaded.call))), batch, seq, fake)
+    handlers: dict[Any, Handler] = HANDLERS if recipe.target == "cuda" else {}
+    answers = Answers(tensors, loaded, recipe, handlers)
+    tracing = _Tracing(module, loaded, recipe, tensors, SizeReader(fake), ModuleStack(module), answers)
     with ExitStack() as stack:
         stack.enter_context(quiet())
+        stack.enter_context(eager_only(loaded.assumptions))
+        stack.enter_context(user_scope(loaded.module))
+        stack.enter_context(CudaMeans("cpu"))
         stack.enter_context(real_branches())
         stack.enter_context(fake.mode)
         stack.enter_context(enable_python_dispatcher())
-        stack.enter_context(modules.active())
+        stack.enter_context(cpp_composites(recipe.target))
+        stack.enter_context(tracing.modules.active())
         if recipe.target == "cuda":
             stack.enter_context(cuda_kernels())
         stack.enter_context(_no_collection())
@@ -83,10 +93,14 @@ def trace_once(
         released = None
         if recipe.mode == "train":
             progress("tracing the forward without gradients")
-            released = _record_forward(module, loaded, recipe, tensors, sizes, modules, answers)
+            released = tracing.forward()
         progress("tracing the step")
-        recorder = _record_steady_step(module, loaded, recipe, tensors, sizes, modules, answers)
-        program = lower(recorder, released, loaded.name, domain_of(fake), recipe)
+        recorder = tracing.steady_step()
+    program = lower(recorder, released, loaded.name, domain_of(fake), recipe)
+    unknown = without_rule(recipe.target, (op for _, op in program.ops()))
+    if unknown:
+        named = ", ".join(f"{opcode} ({count})" for opcode, count in sorted(unknown.items()))
+        answers.assumptions.append(f"no workspace is counted for operators without a rule on {recipe.target}: {named}")
     traced = Traced(
         program,
         recorder.graph,
@@ -94,76 +108,88 @@ def trace_once(
         sum(p.numel() for p in module.parameters()),
         sum(p.numel() for p in module.parameters() if p.requires_grad),
         [*loaded.assumptions, *answers.assumptions],
+        {str(symbol): name for symbol, name in fake.names.items()},
     )
     return traced, fake
 
 
-def _record_forward(
-    module: nn.Module,
-    loaded: LoadedModel,
-    recipe: Recipe,
-    batch: dict[str, torch.Tensor],
-    sizes: SizeReader,
-    modules: ModuleStack,
-    answers: Answers,
-) -> Recorder:
-    recorder = Recorder(sizes, modules, answers)
-    step = Step(module, loaded.call, recipe, None, recorder.on_phase, recorder.on_event)
-    for tensor in [*module.parameters(), *module.buffers(), *batch.values(), *(t for _, t in tensor_attributes(module))]:
-        recorder.see(tensor)
-    recorder.reset()
-    answers.attach(recorder)
-    with recorder, torch.no_grad():
-        recorder.on_phase("forward")
-        outputs = step.forward(batch)
-        loss = step.loss(outputs, batch)
-        recorder.on_event("drop_outputs")
-        del outputs
-        recorder.on_event("drop_loss")
-        del loss
-    return recorder
+@dataclass(slots=True)
+class _Tracing:
+    """What one trace runs on: a fake module and batch, and the readers of sizes, modules and answers."""
 
+    module: nn.Module
+    loaded: LoadedModel
+    recipe: Recipe
+    batch: dict[str, torch.Tensor]
+    sizes: SizeReader
+    modules: ModuleStack
+    answers: Answers
 
-def _record_steady_step(
-    module: nn.Module,
-    loaded: LoadedModel,
-    recipe: Recipe,
-    batch: dict[str, torch.Tensor],
-    sizes: SizeReader,
-    modules: ModuleStack,
-    answers: Answers,
-) -> Recorder:
-    recorder = Recorder(sizes, modules, answers)
-    optimizer = make_optimizer(module, recipe)
-    host_scalars = recipe.target == "cuda" and resolved_impl(recipe) in ("foreach", "for-loop")
-    residents = Residents(module, optimizer, batch, recorder, host_scalars)
-    residents.register()
-    step = Step(module, loaded.call, recipe, optimizer, recorder.on_phase, recorder.on_event)
-    with recorder:
-        if optimizer is not None:
-            for parameter in step.parameters:
-                parameter.grad = torch.empty_strided(parameter.size(), parameter.stride(), dtype=parameter.dtype)
-            optimizer.step()
-            if recipe.zero_grad == "last":
-                step.zero_grad()
-    gc.collect()
-    for _ in range(_MAX_STEPS):
+    def forward(self) -> Recorder:
+        """The forward without gradients."""
+        recorder = Recorder(self.sizes, self.modules, self.answers)
+        step = Step(self.module, self.loaded.call, self.recipe, None)
+        attributes = [tensor for _, tensor in tensor_attributes(self.module)]
+        for tensor in [*self.module.parameters(), *self.module.buffers(), *self.batch.values(), *attributes]:
+            recorder.see(tensor)
         recorder.reset()
+        self.answers.attach(recorder)
+        with self._recording(recorder), torch.no_grad():
+            recorder.on_phase("forward")
+            outputs = step.forward(self.batch)
+            loss = step.loss(outputs, self.batch)
+            recorder.on_event("drop_outputs")
+            del outputs
+            recorder.on_event("drop_loss")
+            del loss
+        return recorder
+
+    def steady_step(self) -> Recorder:
+        """The first whole step that ends with as many bytes alive as it began with."""
+        recipe, recorder = self.recipe, Recorder(self.sizes, self.modules, self.answers)
+        optimizer = make_optimizer(self.module, recipe)
+        host_scalars = recipe.target == "cuda" and resolved_impl(recipe) in ("foreach", "for-loop")
+        residents = Residents(self.module, optimizer, self.batch, recorder, host_scalars)
         residents.register()
-        answers.attach(recorder)
-        before = _live_bytes(recorder)
-        recorder.entered = residents.note_gradients
-        with recorder:
-            step(batch)
-        residents.note_gradients()
+
+        def on_loss(loss: torch.Tensor) -> None:
+            recorder.saved.update(saved_storages(loss, recorder))
+
+        step = Step(self.module, self.loaded.call, recipe, optimizer, recorder.on_phase, recorder.on_event, on_loss)
+        if optimizer is not None:
+            with recorder:
+                for parameter in step.parameters:
+                    parameter.grad = torch.empty_strided(parameter.size(), parameter.stride(), dtype=parameter.dtype)
+                optimizer.step()
+                if recipe.zero_grad == "last":
+                    step.zero_grad()
         gc.collect()
-        if _live_bytes(recorder) == before:
-            return recorder
-    raise InconclusiveError(
-        f"the loop is not steady: after {_MAX_STEPS} steps more is alive at the end of a step than at its start",
-        where=f"{before} bytes before, {_live_bytes(recorder)} after",
-        hint="something in the model keeps tensors from step to step",
-    )
+        for _ in range(_MAX_STEPS):
+            recorder.reset()
+            residents.register()
+            self.answers.attach(recorder)
+            before = _live_bytes(recorder)
+            recorder.entered = residents.note_gradients
+            with self._recording(recorder):
+                step(self.batch)
+            residents.note_gradients()
+            gc.collect()
+            if _live_bytes(recorder) == before:
+                recorder.closed = True
+                return recorder
+        raise InconclusiveError(
+            f"the loop is not steady: after {_MAX_STEPS} steps more is alive at the end of a step than at its start",
+            where=f"{before} bytes before, {_live_bytes(recorder)} after",
+            hint="something in the model keeps tensors from step to step",
+        )
+
+    @contextmanager
+    def _recording(self, recorder: Recorder) -> Iterator[None]:
+        with ExitStack() as stack:
+            if self.recipe.target == "cpu":  # elsewhere a generator's state lies in host memory
+                stack.enter_context(generator_states(recorder.adopt))
+            stack.enter_context(recorder)
+            yield
 
 
 def _live_bytes(recorder: Recorder) -> Any:
@@ -185,9 +211,11 @@ def _no_collection() -> Iterator[None]:
             gc.enable()
 
 
-def trace(load: Callable[[], LoadedModel], recipe: Recipe, batch: int, seq: int, progress: Progress = lambda text: None) -> Traced:
+def trace(
+    load: Callable[[], LoadedModel], recipe: Recipe, batch: int, seq: int, progress: Progress = lambda text: None
+) -> Traced:
     """The steady-state step of the model that `load` gives (called anew for each trace), valid at B=batch, S=seq.
 
-    B and S stay symbols where the model's code allows it. PyTorch takes sizes of 1 apart, so B=1 or S=1 is traced by itself too.
+    B and S stay symbols where the model's code allows it. PyTorch takes sizes of 1 apart: B=1 or S=1 is traced too.
     """
     return trace_symbolically(trace_once, load, recipe, batch, seq, progress)
