@@ -6,9 +6,12 @@ import multiprocessing
 import os
 from collections.abc import Callable, Iterator, Sequence
 from typing import TypeVar
+from unittest import mock
 
 Task = TypeVar("Task")
 Result = TypeVar("Result")
+
+_ENVIRONMENT = {"OMP_NUM_THREADS": "1", "MKL_NUM_THREADS": "1", "TRANSFORMERS_VERBOSITY": "error", "HF_HUB_OFFLINE": "1"}
 
 
 def each_in_fresh_process(work: Callable[[Task], Result], tasks: Sequence[Task], jobs: int) -> Iterator[Result]:
@@ -16,10 +19,9 @@ def each_in_fresh_process(work: Callable[[Task], Result], tasks: Sequence[Task],
 
     The processes have one thread each, and what libraries write to stderr is dropped: `work` returns its errors.
     """
-    os.environ.update(OMP_NUM_THREADS="1", MKL_NUM_THREADS="1", TRANSFORMERS_VERBOSITY="error", HF_HUB_OFFLINE="1")
     context = multiprocessing.get_context("forkserver")
     context.set_forkserver_preload(["benchmarks.accuracy_cpu.preload"])
-    with context.Pool(jobs, initializer=_silence, maxtasksperchild=1) as pool:
+    with mock.patch.dict(os.environ, _ENVIRONMENT), context.Pool(jobs, initializer=_silence, maxtasksperchild=1) as pool:
         yield from pool.imap(work, tasks)
 
 

@@ -76,6 +76,8 @@ class RawEvent:
 def measure_cpu(build: BuildStep, steps: int = STEPS) -> Measured:
     """Runs `build()` and then its step `steps` times on the CPU; reports the last step.
 
+    Counted is what this thread allocates, and autograd's and PyTorch's own threads on its behalf: a model that allocates in
+    threads of its own is beyond the profiler.
     InconclusiveError when the profiler's events do not add up to the allocator's own running totals (an event is missing or
     was reported out of order), so that a figure is never silently wrong.
     """
@@ -94,6 +96,8 @@ def measure_cpu(build: BuildStep, steps: int = STEPS) -> Measured:
         elif event.name == "[memory]":
             fields = event.extra_fields
             raw.append(RawEvent(event.start_time_ns, fields.alloc_size, fields.total_allocated, fields.ptr, ops, calls))
+    if not end:
+        raise InconclusiveError("the profiler did not record the step", hint="is another profiler active in this process?")
     return cut_step(raw, start, end)
 
 

@@ -169,7 +169,7 @@ def to_text(found: Verification, tolerance: int = TOLERANCE) -> str:
 
 def _timeline_lines(comparison: Comparison, error: int) -> list[str]:
     lines = [
-        f"  timelines: {comparison.num_matched:,} of {comparison.num_predicted:,} predicted allocations were made, in this order;"
+        f"  timelines: {comparison.num_matched:,} of {comparison.num_predicted:,} predicted allocations were made, in order;"
         f" kernels' workspaces were {comparison.num_workspaces:,} more"
     ]
     if comparison.first:
