@@ -13,9 +13,9 @@ from typing import ClassVar, TextIO
 
 import click
 
-from memir.analysis.words import Unit, count, plural, shortened, small_bytes
+from memir.analysis.words import Unit, count, option, plural, shortened, small_bytes
 from memir.ir.core import Program
-from memir.report import Option, Report, Spot, Stretch, program_report
+from memir.report import Report, Spot, Stretch, program_report
 
 WIDTH = 100
 HEIGHT = 30
@@ -147,7 +147,11 @@ class _Screen:
     def formula(self) -> list[str]:
         formulas = self.report.formulas
         valid = "valid for " + ", ".join(formulas.domain) if formulas.domain else ""
-        lines = textwrap.wrap(f"peak = {formulas.peak}", WIDTH, initial_indent="  ", subsequent_indent="    ")
+        if formulas.cases:
+            return [shortened_end(f"  peak = {peak}   for {where}", WIDTH) for where, peak in formulas.cases] + self.borders()
+        lines = textwrap.wrap(
+            f"peak = {formulas.peak}", WIDTH, initial_indent="  ", subsequent_indent="    ", break_on_hyphens=False
+        )
         if len(lines) > 3:
             lines = [f"  peak = Max of {len(formulas.regions)} polynomials (--format json)"]
         if len(lines[-1]) + len(valid) + 3 <= WIDTH:
@@ -189,7 +193,7 @@ class _Screen:
     def notes(self) -> list[str]:
         """The recipe, what was assumed and what could not be proved, wrapped and cut."""
         report = self.report
-        recipe = ", ".join(f"{key.replace('_', '-')} {_option(value)}" for key, value in report.recipe)
+        recipe = ", ".join(f"{key.replace('_', '-')} {option(value)}" for key, value in report.recipe)
         lines = _wrapped("recipe: ", recipe, 3)
         lines += _wrapped("assumed: ", "; ".join(report.assumptions), 3)
         return lines + [self.style(line, fg="yellow") for line in _wrapped("inconclusive: ", "; ".join(report.inconclusive), 2)]
@@ -223,15 +227,15 @@ def _spot(spot: Spot, room: int) -> str:
     return shortened_end(head + (f" ({shortened(place, max(room - len(head) - 3, 8))})" if place else ""), room)
 
 
-def _option(value: Option) -> str:
-    if value is None:
-        return "none"
-    return ("on" if value else "off") if isinstance(value, bool) else str(value)
-
-
-def _wrapped(label: str, text: str, height: int) -> list[str]:
+def _wrapped(label: str, text: str, height: int | None) -> list[str]:
     if not text:
         return []
     return textwrap.wrap(
-        label + text, WIDTH, initial_indent="  ", subsequent_indent="    ", max_lines=height, placeholder=" … (--format json)"
+        label + text,
+        WIDTH,
+        initial_indent="  ",
+        subsequent_indent="    ",
+        max_lines=height,
+        placeholder=" … (--format json)",
+        break_on_hyphens=False,
     )

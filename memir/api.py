@@ -86,7 +86,8 @@ def analyze(
 
     progress("computing the peak")
     env = {name: value for name, value in point.items() if name in traced.program.dims}
-    return build_report(traced.program, env, recipe, _subject(loaded, traced), assumptions=traced.assumptions)
+    subject = _subject(loaded, traced)
+    return build_report(traced.program, env, recipe, subject, general=traced.general, assumptions=traced.assumptions)
 
 
 def _trace(

@@ -27,6 +27,7 @@ from memir.analysis.inventory import (
 from memir.analysis.liveness import Timeline, live_ranges, timeline
 from memir.analysis.peak import START, Peak, Piece, peak
 from memir.analysis.regions import along, maximum, range_text, regions
+from memir.cases import in_cases, same_formula
 from memir.errors import MemirError
 from memir.ir.core import Kind, Program
 from memir.ir.size import Size
@@ -112,6 +113,7 @@ class Formulas:
     stretches: tuple[Stretch, ...]  # along S at the asked point; empty if there is no S
     symbols: tuple[tuple[str, str], ...]  # name and meaning
     domain: tuple[str, ...]
+    cases: tuple[tuple[str, str], ...] = ()  # where the asked point has a formula of its own: words and peak of each case
 
 
 @dataclass(frozen=True, slots=True)
@@ -139,13 +141,15 @@ def build_report(
     recipe: Recipe | Mapping[str, Option] | str | None = None,
     subject: Subject | None = None,
     *,
+    general: Program | None = None,
     assumptions: Sequence[str] = (),
     inconclusive: Sequence[str] = (),
 ) -> Report:
     """The answer for a program at a point.
 
     `env` gives every dimension of the program a value. `recipe` is printed as it is; its `target` decides the rounding ("cuda"
-    where it says nothing). UsageError if a dimension lacks or lies outside of the domain; the errors of `timeline` where the
+    where it says nothing). `general` is the program of the neighbouring points where `program` holds at the asked one only.
+    UsageError if a dimension lacks or lies outside of the domain; the errors of `timeline` where the
     program cannot be walked.
     """
     check(env, program)
@@ -185,7 +189,7 @@ def build_report(
         breakdown=tuple(sorted(breakdown.items(), key=lambda item: (-item[1], item[0]))),
         top=tuple(sorted(groups, key=order)[:TOP]),
         unused=tuple(sorted(grouped(line, unused, nbytes, lambda live: held_by(live, index)), key=order)),
-        formulas=_formulas(program, mathematics, env),
+        formulas=_formulas(program, mathematics, env) if general is None else _in_cases(program, general, mathematics, env),
         assumptions=tuple(assumptions),
         inconclusive=tuple(inconclusive),
     )
@@ -259,6 +263,24 @@ def _formulas(program: Program, mathematics: Peak, env: Mapping[str, int]) -> Fo
         symbols=tuple((name, MEANINGS.get(name, "")) for name in program.dims),
         domain=domain_text(program.dims, program.domain),
     )
+
+
+def _in_cases(program: Program, general: Program, mathematics: Peak, env: Mapping[str, int]) -> Formulas:
+    elsewhere = peak(general)
+    fixed = {name: within.low for name, within in program_ranges(program).items() if within.low == within.high}
+    return in_cases(
+        _formulas(program, mathematics, env),
+        _formulas(general, elsewhere, _inside(general, env)),
+        fixed,
+        same_formula(mathematics, elsewhere, fixed),
+    )
+
+
+def _inside(program: Program, env: Mapping[str, int]) -> dict[str, int]:
+    """The point of the program's ranges that is nearest to `env`."""
+    ranges = program_ranges(program)
+    nearest = {name: max(value, ranges[name].low) if name in ranges else value for name, value in env.items()}
+    return {n: v if n not in ranges or ranges[n].high is None else min(v, ranges[n].high or v) for n, v in nearest.items()}
 
 
 def _piece_spot(piece: Piece) -> Spot:

@@ -14,7 +14,7 @@ from memir.frontend.fit import fit_programs
 from memir.frontend.loaded import LoadedModel
 from memir.frontend.symbols import specialization_site, specialized
 from memir.ir.core import Program
-from memir.ir.domain import Condition
+from memir.ir.domain import Condition, widened
 from memir.recipe import Recipe
 
 if TYPE_CHECKING:
@@ -91,26 +91,19 @@ class Attempts:
 
     def _pinned(self, traced: Traced, values: dict[str, int]) -> Traced:
         """The asked point lies outside the domain (PyTorch takes a size of 1 apart; S may equal a table's length): traced with
-        those sizes as numbers. If the program is the same there, the domain is widened; if not, the exact one is the answer."""
+        those sizes as numbers. If the program is the same there, the domain is widened; if not, the exact one is the answer and
+        the general one is kept beside it.
+        """
         point = ", ".join(f"{name}={value}" for name, value in values.items())
         self.progress(f"tracing again at {point}: other operators might run there")
         exact = self._concrete(values, frozenset({"B", "S"} - values.keys()))
         if same_at(traced.program, exact.program, values):
-            domain = tuple(filter(None, (self._widened(text, values) for text in traced.program.domain)))
+            asked = {"B": self.batch, "S": self.seq}
+            domain = tuple(filter(None, (widened(text, asked) for text in traced.program.domain)))
             return replace(traced, program=replace(traced.program, domain=domain))
         pinned = tuple(f"{name} == {value}" for name, value in values.items())
         others = tuple(c for c in exact.program.domain if c.split(" ")[0] not in values)
-        exact.assumptions.append(f"{point} runs other operators than its neighbours: the formula holds there only")
-        return replace(exact, program=replace(exact.program, domain=pinned + others))
-
-    def _widened(self, text: str, values: dict[str, int]) -> str:
-        """The condition after the program proved the same at the asked point: a bound moves there, an exception goes."""
-        condition = Condition.read(text)
-        if condition is not None and condition.holds({"B": self.batch, "S": self.seq}):
-            return text
-        name, operation, bound = [*text.split(" "), "", ""][:3]
-        next_to = name in values and bound.isdigit() and abs(int(bound) - values[name]) == 1
-        return f"{name} {operation} {values[name]}" if next_to and operation in ("<=", ">=") else ""
+        return replace(exact, program=replace(exact.program, domain=pinned + others), general=traced.program)
 
     def _fitted(self, lost: dict[str, int], why: str, cause: InconclusiveError | None) -> Traced:
         """Concrete traces at several points of the lost symbols, and an exact polynomial through each size, verified."""

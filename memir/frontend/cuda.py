@@ -113,8 +113,8 @@ def _additive_mask(mask: torch.Tensor, query: torch.Tensor, key: torch.Tensor) -
     if mask.dtype == torch.bool:
         mask = torch.where(mask, 0.0, torch.scalar_tensor(-torch.inf, dtype=query.dtype))
     length = mask.size(-1)
-    padding = -length % 16
-    if padding:
+    padding = 16 - length % 16
+    if padding != 16:
         mask = F.pad(mask, (0, padding))[..., :length]
     return mask.expand(query.size(0), query.size(1), query.size(2), key.size(2))
 

@@ -35,8 +35,8 @@ class Residents:
 
     def register(self) -> None:
         """Marks everything that is alive between steps now."""
-        for name, parameter in self.module.named_parameters():
-            self._mark(parameter, name.removeprefix("base_model.model."), Kind.PARAMETER)
+        for name, weight in self.module.named_parameters():
+            self._mark(weight, name.removeprefix("base_model.model."), Kind.PARAMETER)
         for name, registered in self.module.named_buffers():
             self._mark(registered, name.removeprefix("base_model.model."), Kind.BUFFER)
         for name, attribute in tensor_attributes(self.module):

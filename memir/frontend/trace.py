@@ -52,6 +52,7 @@ class Traced:
     num_parameters: int
     num_trainable: int
     assumptions: list[str] = field(default_factory=list)
+    general: Program | None = None  # of the neighbouring points, where `program` holds at the asked one only
     symbols: dict[str, str] = field(default_factory=dict)  # PyTorch's names of symbols in the graph -> "B", "S"
 
     @property
@@ -108,7 +109,7 @@ def trace_once(
         sum(p.numel() for p in module.parameters()),
         sum(p.numel() for p in module.parameters() if p.requires_grad),
         [*loaded.assumptions, *answers.assumptions],
-        {str(symbol): name for symbol, name in fake.names.items()},
+        symbols={str(symbol): name for symbol, name in fake.names.items()},
     )
     return traced, fake
 
@@ -201,12 +202,17 @@ def _live_bytes(recorder: Recorder) -> Any:
 
 @contextmanager
 def _no_collection() -> Iterator[None]:
-    """Cyclic garbage is collected between steps only, so that frees are where reference counts put them."""
+    """Cyclic garbage is collected between steps only, so that frees are where reference counts put them.
+
+    What is there already (libraries, mostly) is set aside meanwhile: going through it again takes a second.
+    """
     was = gc.isenabled()
     gc.disable()
+    gc.freeze()
     try:
         yield
     finally:
+        gc.unfreeze()
         if was:
             gc.enable()
 

@@ -74,6 +74,16 @@ class Condition:
         return f"{left} {self.sign} {self.right.text(dims)}"
 
 
+def widened(text: str, point: Mapping[str, int]) -> str:
+    """The condition so that it holds at `point` too: a bound that lies next to it moves there, another that fails goes ("")."""
+    condition = Condition.read(text)
+    if condition is not None and condition.holds(point) is not False:
+        return text
+    name, operation, bound = [*text.split(" "), "", ""][:3]
+    next_to = name in point and bound.isdigit() and abs(int(bound) - point[name]) == 1
+    return f"{name} {operation} {point[name]}" if next_to and operation in ("<=", ">=") else ""
+
+
 def bind_domain(domain: Iterable[str], env: Mapping[str, int], dims: Sequence[str]) -> tuple[str, ...]:
     """The conditions with symbols bound; those that now hold go. UsageError if one does not hold."""
     kept = []
