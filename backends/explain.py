@@ -13,8 +13,9 @@ from typing import ClassVar, TextIO
 
 from memir.analysis.inventory import Group
 from memir.analysis.words import Unit, option, plural
+from memir.formulas import Spot
 from memir.ir.core import Program
-from memir.report import Report, Spot, program_report
+from memir.report import Report, program_report
 
 WIDTH = 100
 

@@ -10,9 +10,10 @@ from dataclasses import dataclass
 from typing import ClassVar, TextIO
 
 from memir.analysis.inventory import Group
-from memir.analysis.words import Unit, count, plural
+from memir.analysis.words import Unit, count, option, plural
+from memir.formulas import Spot
 from memir.ir.core import Program
-from memir.report import Report, Spot, program_report
+from memir.report import Report, program_report
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,7 +46,7 @@ class Markdown:
             _groups("Largest storages at the peak", report.top, unit),
             _groups("Alive at the peak and never used again", report.unused, unit),
             _formulas(report),
-            _list("Recipe", (f"{name.replace('_', '-')}: {value}" for name, value in report.recipe)),
+            _list("Recipe", (f"{name.replace('_', '-')}: {option(value)}" for name, value in report.recipe)),
             _list("Assumed", report.assumptions),
             _list("Inconclusive", report.inconclusive),
         ]

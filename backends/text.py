@@ -14,8 +14,9 @@ from typing import ClassVar, TextIO
 import click
 
 from memir.analysis.words import Unit, count, option, plural, shortened, small_bytes
+from memir.formulas import Spot, Stretch
 from memir.ir.core import Program
-from memir.report import Report, Spot, Stretch, program_report
+from memir.report import Report, program_report
 
 WIDTH = 100
 HEIGHT = 30

@@ -52,7 +52,15 @@ def sizes() -> st.SearchStrategy[Size]:
     number = st.integers(1, 5000)
     plain = st.sampled_from([Size.of(1), B, S, B * S, B * S * S, B * B * S, S * (S + 1), B * S - B])
     generated = st.sampled_from(
-        [ceil_div(S, 64), ceil_div(B * S, 7), floor_div(S + 5, 3), min_of(S, 100), max_of(B, S), B * min_of(S, 40), ceil_div(S, B)]
+        [
+            ceil_div(S, 64),
+            ceil_div(B * S, 7),
+            floor_div(S + 5, 3),
+            min_of(S, 100),
+            max_of(B, S),
+            B * min_of(S, 40),
+            ceil_div(S, B),
+        ]
     )
     term = st.builds(lambda c, f: f * c, number, st.one_of(plain, plain, plain, generated))
     return st.builds(lambda a, b: a + b, term, st.one_of(st.just(Size.of(0)), term))
@@ -90,7 +98,9 @@ def programs(draw: st.DrawFn, max_ops: int = 14, size: st.SearchStrategy[Size] |
         alive = [name for name in alive if name not in frees]
         of = {name: storage for name, storage in of.items() if storage not in frees}
         scratch = draw(pick) if draw(st.integers(0, 4)) == 0 else Size.of(0)
-        ops.append(Op(f"test.op{i}", operands, tuple(results), frees, scratch=scratch, path=f"layers.{i % 2}", source=f"m.py:{i}"))
+        ops.append(
+            Op(f"test.op{i}", operands, tuple(results), frees, scratch=scratch, path=f"layers.{i % 2}", source=f"m.py:{i}")
+        )
     first, second = sorted((draw(st.integers(0, len(ops))), draw(st.integers(0, len(ops)))))
     parts = (("forward", ops[:first]), ("backward", ops[first:second]), ("optimizer", ops[second:]))
     phases = tuple(Phase(name, tuple(part)) for name, part in parts)

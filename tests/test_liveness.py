@@ -7,7 +7,6 @@ from dataclasses import replace
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from tests.programs import points, programs, step
 
 from memir.analysis.liveness import live_ranges, timeline, walk
 from memir.errors import InconclusiveError, UsageError, VerifyError
@@ -15,6 +14,7 @@ from memir.ir.core import Kind, Op, Phase, Program, Repeat, Storage, Value
 from memir.ir.parser import parse
 from memir.ir.size import Size
 from memir.passes.lifetimes import Lifetimes
+from tests.programs import points, programs, step
 
 BS = Size.of("B") * Size.of("S")
 RESIDENT = BS * 8 + 3000  # ids, w, m

@@ -26,8 +26,8 @@ from memir.ir.size import Gen, Monomial, Size
 
 Box = tuple[tuple[str, Range], ...]
 Poly = dict[tuple[tuple[str, int], ...], Fraction]  # monomial over symbols and slack variables -> coefficient
-MAX_BOXES = 600  # boxes that `attained` looks at before it keeps what it could not decide
-MAX_BOUNDED_SLACKS = 4  # beyond it slack ranges are taken as endless, so that the tensor basis stays small
+MAX_BOXES = 400  # boxes that `attained` looks at before it keeps what it could not decide
+MAX_BOUNDED_SLACKS = 2  # beyond it slack ranges are taken as endless, so that the tensor basis stays small
 FAR = 2**40  # no batch and no sequence is longer
 
 
@@ -36,30 +36,35 @@ class Comparer:
 
     def __init__(self, basis: Sequence[Monomial]) -> None:
         self.basis = tuple(basis)
-        self._plain = not any(isinstance(atom, Gen) for monomial in basis for atom, _ in monomial)
-        self._polynomials: list[Poly] | None = None
+        generators = [atom for monomial in basis for atom, _ in monomial if isinstance(atom, Gen)]
+        self.has_generators = bool(generators)
+        self.has_extrema = any(word in gen.text() for gen in generators for word in ("max(", "min("))
+        self.other_form = False  # of max and min, see `_generator`
 
-    def project(self, vectors: Iterable[Vector], box: Box) -> list[Vector]:
-        """The vectors' coefficients in a non-negative basis of the box, times one positive number."""
-        columns = self._columns(box)
+    def project(self, vectors: Sequence[Vector], box: Box) -> list[Vector]:
+        """The vectors' coefficients in a non-negative basis of the box, times one positive number.
+
+        What all of them share is left out: only comparisons among these vectors have a meaning.
+        """
+        active = [i for i, column in enumerate(zip(*vectors, strict=True)) if any(c != column[0] for c in column)]
+        columns, height = self._columns([self.basis[i] for i in active], box)
         projected = []
         for vector in vectors:
-            total = [0] * columns[1]
-            for coefficient, column in zip(vector, columns[0], strict=True):
+            total = [0] * height
+            for i, column in zip(active, columns, strict=True):
+                coefficient = vector[i]
                 if coefficient:
                     for row, factor in column:
                         total[row] += coefficient * factor
             projected.append(tuple(total))
         return projected
 
-    def _columns(self, box: Box) -> tuple[list[list[tuple[int, int]]], int]:
-        """For each monomial of the basis its (row, factor) pairs, and the number of rows."""
+    def _columns(self, monomials: Sequence[Monomial], box: Box) -> tuple[list[list[tuple[int, int]]], int]:
+        """For each monomial its (row, factor) pairs, and the number of rows."""
         ranges = dict(box)
         signs: dict[str, Range | None] = dict(ranges)  # None: a slack of unknown sign, compared for equality
-        if self._plain and self._polynomials is not None:
-            polynomials = self._polynomials
-        else:
-            polynomials = self._polynomials = [self._expand(m, ranges, signs) for m in self.basis]
+        polynomials = [self._expand(monomial, ranges, signs) for monomial in monomials]
+        scale = lcm(*(value.denominator for polynomial in polynomials for value in polynomial.values()))
         lowest: dict[str, int] = {}
         degree: dict[str, int] = {}
         for monomial in itertools.chain.from_iterable(polynomials):
@@ -68,37 +73,29 @@ class Comparer:
                 degree[name] = max(degree.get(name, 0), exponent)
         names = sorted(degree)
         slack_count = sum(1 for name in names if name not in ranges and signs[name] is not None)
-        tables = {}
+        tables = []
         for name in names:  # multiplying every polynomial by name^-lowest > 0 keeps the order and clears denominators
             allowed = signs[name] or Range(0)
             if name not in ranges and slack_count > MAX_BOUNDED_SLACKS:
                 allowed = Range(0)
-            tables[name] = _axis(degree[name] - lowest[name], allowed)
+            tables.append(_axis(degree[name] - lowest[name], allowed))
+        opaque = [i for i, name in enumerate(names) if signs[name] is None]
         rows: dict[tuple[int, ...], int] = {}
-        columns: list[dict[tuple[int, ...], Fraction]] = []
+        twins: dict[tuple[int, ...], int] = {}  # the negated row of what is compared for equality
+        columns = []
         for polynomial in polynomials:
-            column: dict[tuple[int, ...], Fraction] = {}
+            column: dict[int, int] = {}
             for monomial, coefficient in polynomial.items():
                 exponents = dict(monomial)
-                axes = [tables[name][exponents.get(name, 0) - lowest[name]] for name in names]
-                for entry in itertools.product(*axes):
-                    key = tuple(index for index, _ in entry)
-                    value = coefficient
-                    for _, factor in entry:
-                        value *= factor
-                    column[key] = column.get(key, Fraction(0)) + value
-            columns.append(column)
-            for key in column:
-                rows.setdefault(key, len(rows))
-        scale = lcm(1, *(value.denominator for column in columns for value in column.values()))
-        opaque = [i for i, name in enumerate(names) if signs[name] is None]
-        twins = {key: len(rows) + n for n, key in enumerate(k for k in rows if any(k[i] for i in opaque))}
-        result = []
-        for column in columns:
-            pairs = [(rows[key], int(value * scale)) for key, value in column.items()]
-            pairs += [(twins[key], -int(value * scale)) for key, value in column.items() if key in twins]
-            result.append(pairs)
-        return result, len(rows) + len(twins)
+                axes = [table[exponents.get(name, 0) - lowest[name]] for name, table in zip(names, tables, strict=True)]
+                for key, value in _tensor(axes, int(coefficient * scale)):
+                    row = rows.setdefault(key, len(rows) + len(twins))
+                    column[row] = column.get(row, 0) + value
+                    if any(key[i] for i in opaque):
+                        row = twins.setdefault(key, len(rows) + len(twins))
+                        column[row] = column.get(row, 0) - value
+            columns.append(list(column.items()))
+        return columns, len(rows) + len(twins)
 
     def _expand(self, monomial: Monomial, ranges: Mapping[str, Range], signs: dict[str, Range | None]) -> Poly:
         total: Poly = {(): Fraction(1)}
@@ -131,12 +128,12 @@ class Comparer:
                 return a if gen.op == "max" else b
             if high is not None and high <= 0:
                 return b if gen.op == "max" else a
-            if gen.op == "max":  # a + s, s = max(0, b - a)
+            if gen.op == "max":  # a + s, s = max(0, b - a); in the other form b + s
                 signs[slack] = Range(0)
-                return _sum(a, one, 1)
-            if low_a is not None and low_b is not None and min(low_a, low_b) >= 0:  # s, 0 <= s <= the lesser end
+                return _sum(b if self.other_form else a, one, 1)
+            if low_a is not None and low_b is not None and min(low_a, low_b) >= 0 and not self.other_form:
                 ends = [-int(-h // 1) for h in (high_a, high_b) if h is not None]
-                signs[slack] = Range(0, min(ends) if ends else None)
+                signs[slack] = Range(0, min(ends) if ends else None)  # s, 0 <= s <= the lesser end
                 return one
             signs[slack] = Range(0)  # a - s, s = max(0, a - b)
             return _sum(a, one, -1)
@@ -161,6 +158,14 @@ class Comparer:
         for monomial, coefficient in size.terms:
             total = _sum(total, self._expand(monomial, ranges, signs), coefficient)
         return total
+
+
+def _tensor(axes: Sequence[Sequence[tuple[int, int]]], factor: int) -> list[tuple[tuple[int, ...], int]]:
+    """The product of one (index, coefficient) list an axis, times a factor."""
+    total: list[tuple[tuple[int, ...], int]] = [((), factor)]
+    for axis in axes:
+        total = [((*key, index), value * more) for key, value in total for index, more in axis]
+    return total
 
 
 def _axis(degree: int, allowed: Range) -> list[list[tuple[int, int]]]:
@@ -228,7 +233,16 @@ def _bounds(p: Poly, signs: Mapping[str, Range | None]) -> tuple[Fraction | None
 
 def prune(vectors: Sequence[Vector], comparer: Comparer, box: Box) -> list[int]:
     """Positions of the vectors that no other one dominates everywhere on the box; of equal ones the first is kept."""
-    projected = comparer.project(vectors, box)
+    kept = _front(comparer.project(vectors, box))
+    if comparer.has_extrema and len(kept) > 1:  # what one form of max and min cannot show, the other may
+        comparer.other_form = True
+        kept = [kept[i] for i in _front(comparer.project([vectors[i] for i in kept], box))]
+        comparer.other_form = False
+    return kept
+
+
+def _front(projected: Sequence[Vector]) -> list[int]:
+    """Positions of the tuples that no other one is at least equal to in every place."""
     sums = [sum(p) for p in projected]
     front: list[Vector] = []
     kept: list[int] = []
@@ -245,10 +259,13 @@ def prune(vectors: Sequence[Vector], comparer: Comparer, box: Box) -> list[int]:
     return sorted(kept)
 
 
-def values(vectors: Sequence[Vector], basis: Sequence[Monomial], point: Mapping[str, int]) -> list[Fraction]:
+def values(vectors: Sequence[Vector], basis: Sequence[Monomial], point: Mapping[str, int]) -> list[Fraction | int]:
     """The vectors' exact values at a point."""
-    factors = [Size(((m, 1),)).fraction(point) for m in basis]
-    return [sum((c * f for c, f in zip(v, factors, strict=True) if c), Fraction(0)) for v in vectors]
+    factors: list[Fraction | int] = []
+    for monomial in basis:
+        factor = Size(((monomial, 1),)).fraction(point)
+        factors.append(int(factor) if factor.denominator == 1 else factor)
+    return [sum(c * f for c, f in zip(v, factors, strict=True) if c) for v in vectors]
 
 
 def attained(
@@ -316,18 +333,28 @@ def _middle(allowed: Range) -> int:
 
 
 def segments(
-    vectors: Sequence[Vector], comparer: Comparer, symbol: str, allowed: Range, fixed: Mapping[str, int]
-) -> list[tuple[Range, int]]:
+    vectors: Sequence[Vector],
+    comparer: Comparer,
+    symbol: str,
+    allowed: Range,
+    fixed: Mapping[str, int],
+    max_ranges: int = MAX_BOXES,
+) -> list[tuple[Range, int]] | None:
     """The maximum along one symbol, the others fixed: ranges of it in order, each with the position of the vector attaining it.
 
     Exact for every whole number: a range is cut until one vector dominates there, at the last to a single number. A range
-    without end is cut up to 2^40 and there decided by value.
+    without end is cut up to 2^40 and there decided by value. None where that takes more than `max_ranges` ranges, as it does
+    for vectors that take turns at every step of a ceil or floor.
     """
     others = tuple((name, Range(value, value)) for name, value in fixed.items() if name != symbol)
     found: list[tuple[Range, int]] = []
     stack = [(allowed, list(range(len(vectors))))]
+    looked = 0
     while stack:
         here, among = stack.pop()
+        looked += 1
+        if looked > max_ranges:
+            return None
         among = [among[i] for i in prune([vectors[i] for i in among], comparer, (*others, (symbol, here)))]
         if len(among) > 1 and here.high != here.low and here.low < FAR:
             middle = _middle(here)

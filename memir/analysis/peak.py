@@ -11,7 +11,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 from memir.analysis.domain import Range, program_ranges
-from memir.analysis.dominance import Box, Comparer, attained, prune
+from memir.analysis.dominance import MAX_BOXES, Box, Comparer, attained, prune
 from memir.analysis.liveness import Timeline, basis_of, evaluate_points, timeline
 from memir.errors import UsageError
 from memir.ir.core import Program
@@ -107,11 +107,11 @@ def peak(program: Program, *, line: Timeline | None = None, env: Mapping[str, in
         if not points:
             continue
         kept = _prune(line, comparer, box, points)
-        phases.append((name, _envelope(line, comparer, box, program.dims, kept, asked)))
+        phases.append((name, _envelope(line, comparer, box, program.dims, kept, asked, MAX_BOXES // 8)))
         for point, place in kept.items():
             if point not in everything or place.index < everything[point].index:
                 everything[point] = place
-    total = _envelope(line, comparer, box, program.dims, _prune(line, comparer, box, everything), asked)
+    total = _envelope(line, comparer, box, program.dims, _prune(line, comparer, box, everything), asked, MAX_BOXES)
     return Peak(total, tuple(phases), line.size(line.start))
 
 
@@ -128,9 +128,11 @@ def _envelope(
     dims: tuple[str, ...],
     points: Mapping[int, Place],
     asked: Iterable[Mapping[str, int]],
+    max_boxes: int,
 ) -> Envelope:
     order = list(points)
-    needed = attained([line.points[point] for point in order], comparer, box, asked)
+    boxes = max_boxes // 4 if comparer.has_generators else max_boxes  # a box with generators costs more
+    needed = attained([line.points[point] for point in order], comparer, box, asked, boxes)
     pieces = []
     for i, witness in needed.items():
         found = None if witness is None else tuple((name, witness[name]) for name, _ in box)

@@ -45,20 +45,24 @@ def regions(envelope: Envelope) -> tuple[Region, ...]:
     if len(pieces) == 1:
         return (Region(pieces[0], "True", "everywhere"),)
     single = _single_monomial(pieces)
-    if single is not None:
-        return _by_monomial(envelope, single)
+    lines = None if single is None else _by_monomial(envelope, single)
+    if lines is not None:
+        return lines
     words = _about(envelope)
     return tuple(Region(piece, _condition(envelope, i), words[i]) for i, piece in enumerate(pieces))
 
 
 def along(envelope: Envelope, symbol: str, env: Mapping[str, int]) -> tuple[tuple[Range, Piece], ...]:
-    """The maximum along one symbol with the others as in `env`: consecutive ranges of it, each with its piece. Exact."""
+    """The maximum along one symbol with the others as in `env`: consecutive ranges of it, each with its piece.
+
+    Exact; empty where the pieces take turns too often to list (`segments`).
+    """
     allowed = dict(envelope.domain)[symbol]
     basis = basis_of([p.size for p in envelope.pieces])
     vectors = [coefficients(p.size, basis) for p in envelope.pieces]
     fixed = {name: env[name] for name, _ in envelope.domain if name != symbol}
     found = segments(vectors, Comparer(basis), symbol, allowed, fixed)
-    return tuple((within, envelope.pieces[i]) for within, i in found)
+    return tuple((within, envelope.pieces[i]) for within, i in found or ())
 
 
 def range_text(name: str, within: Range, domain: Range) -> str:
@@ -83,7 +87,7 @@ def _single_monomial(pieces: Sequence[Piece]) -> Monomial | None:
     return monomial if all(isinstance(atom, str) and exponent > 0 for atom, exponent in monomial) else None
 
 
-def _by_monomial(envelope: Envelope, monomial: Monomial) -> tuple[Region, ...]:
+def _by_monomial(envelope: Envelope, monomial: Monomial) -> tuple[Region, ...] | None:
     """The pieces as lines over one monomial, whose upper envelope has whole-number borders."""
     name = formula_text(Size(((monomial, 1),)), envelope.dims)
     domain = dict(envelope.domain)
@@ -94,6 +98,8 @@ def _by_monomial(envelope: Envelope, monomial: Monomial) -> tuple[Region, ...]:
     lines = [coefficients(piece.size - base, ((), monomial)) for piece in envelope.pieces]
     allowed = Range(low, high)
     found = segments(lines, Comparer(((), ((name, 1),))), name, allowed, {})
+    if found is None:
+        return None
     result = []
     for within, i in found:
         bounds = [f"{name} >= {within.low}"] if within.low > low else []

@@ -51,6 +51,15 @@ def plural(number: int, noun: str) -> str:
     return f"{number:,} {noun}" + ("" if number == 1 else "s")
 
 
+def option(value: str | float | bool | None) -> str:
+    """An option's value: `on`, `off`, `none`, `0.1`, `adamw`."""
+    if value is None:
+        return "none"
+    if isinstance(value, bool):
+        return "on" if value else "off"
+    return f"{value:g}" if isinstance(value, float) else str(value)
+
+
 def shortened(text: str, width: int) -> str:
     """The text if it fits, else its end after an ellipsis: the end of a module path or file says more than its start."""
     return text if len(text) <= width else "…" + text[len(text) - width + 1 :]
