@@ -21,6 +21,7 @@ from memir.frontend.record import Recorder
 
 aten = torch.ops.aten
 _HALF = (torch.float16, torch.bfloat16)
+_SDPA = F.scaled_dot_product_attention  # the one a function mode sees, whatever the module's attribute is meanwhile
 
 
 @contextmanager
@@ -44,7 +45,7 @@ def cuda_kernels() -> Iterator[None]:
 class _CudaFunctions(TorchFunctionMode):
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
-        if func is F.scaled_dot_product_attention:
+        if func is _SDPA:
             return _attention(*args, **kwargs)
         if func is F.rms_norm:
             return _rms_norm(*args, **kwargs)

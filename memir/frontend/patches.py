@@ -13,6 +13,7 @@ from contextlib import contextmanager
 from typing import Any
 
 import torch
+import torch.nn.functional as F  # noqa: N812 (the name everybody uses)
 from torch.utils._python_dispatch import _disable_current_modes
 
 # module -> name -> what it answers while a step is traced as real data would run it
@@ -26,17 +27,32 @@ def _not_tracing(tensor: Any = None) -> bool:
 @contextmanager
 def real_branches() -> Iterator[None]:
     """The libraries' code takes the branches of a real run."""
+    attention = F.scaled_dot_product_attention
+
+    def scaled_dot_product_attention(*args: Any, **kwargs: Any) -> torch.Tensor:
+        """`is_causal=S > 1` is symbolic here and a plain boolean in a real run; torch's function takes only the latter.
+
+        Source: transformers/integrations/sdpa_attention.py, `sdpa_attention_forward`, as of 4.48.
+        """
+        return attention(*map(_plain, args), **{name: _plain(value) for name, value in kwargs.items()})
+
     saved: list[tuple[Any, str, Any]] = []
     for module_name, name in _ANSWERS:
         module = sys.modules.get(module_name)  # a model that needs it has imported it by now
         if module is not None and hasattr(module, name):
             saved.append((module, name, getattr(module, name)))
             setattr(module, name, _not_tracing)
+    saved.append((F, "scaled_dot_product_attention", attention))
+    setattr(F, "scaled_dot_product_attention", scaled_dot_product_attention)  # noqa: B010 (a type checker knows its signature)
     try:
         yield
     finally:
         for module, name, original in saved:
             setattr(module, name, original)
+
+
+def _plain(value: Any) -> Any:
+    return bool(value) if isinstance(value, torch.SymBool) else value
 
 
 @contextmanager
