@@ -11,7 +11,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, fields, is_dataclass
 from itertools import pairwise
 
-from memir.analysis.domain import Range, check, domain_text, program_ranges
+from memir.analysis.domain import Range, check, program_ranges
 from memir.analysis.inventory import (
     Group,
     alive_at,
@@ -25,19 +25,17 @@ from memir.analysis.inventory import (
     rounded_peak,
 )
 from memir.analysis.liveness import Timeline, live_ranges, timeline
-from memir.analysis.peak import START, Peak, Piece, peak
-from memir.analysis.regions import along, maximum, range_text, regions
-from memir.cases import in_cases, same_formula
+from memir.analysis.peak import START, Peak, peak
+from memir.analysis.regions import maximum
 from memir.errors import MemirError
+from memir.formulas import Formulas, Spot, formulas, formulas_in_cases
 from memir.ir.core import Kind, Program
 from memir.ir.size import Size
-from memir.ir.symbolic import formula_text
 from memir.recipe import Recipe
 
 SCHEMA_VERSION = 1
 SAMPLES = 60  # points of a phase's timeline that are kept for drawing
 TOP = 20  # groups of storages that are listed
-MEANINGS = {"B": "sequences in a batch", "S": "tokens in a sequence", "L": "decoder layers"}
 Option = str | int | float | bool | None
 
 
@@ -56,16 +54,6 @@ class Subject:
 
 
 @dataclass(frozen=True, slots=True)
-class Spot:
-    """A place in the program. An empty `op` is the step's start."""
-
-    phase: str
-    op: str
-    module: str
-    source: str
-
-
-@dataclass(frozen=True, slots=True)
 class Amount:
     """Bytes as requested, and as the target's allocator rounds them."""
 
@@ -81,39 +69,6 @@ class PhaseReport:
     requested: int
     formula: str
     samples: tuple[int, ...]  # the largest live bytes in each of up to SAMPLES equal stretches of the phase
-
-
-@dataclass(frozen=True, slots=True)
-class RegionReport:
-    """Where one polynomial is the peak."""
-
-    when: str  # exact condition that sympy parses
-    words: str  # for people; may be empty
-    nbytes: str  # the polynomial, for sympy
-    spot: Spot
-
-
-@dataclass(frozen=True, slots=True)
-class Stretch:
-    """A range of S, with the other symbols as asked, in which one polynomial is the peak."""
-
-    words: str  # "S <= 2,311"
-    first: int  # bytes at the range's lower end
-    slope: int  # bytes more for one more token there
-    spot: Spot
-
-
-@dataclass(frozen=True, slots=True)
-class Formulas:
-    """The symbolic answer; every formula is text that sympy parses."""
-
-    peak: str
-    steady: str
-    regions: tuple[RegionReport, ...]
-    stretches: tuple[Stretch, ...]  # along S at the asked point; empty if there is no S
-    symbols: tuple[tuple[str, str], ...]  # name and meaning
-    domain: tuple[str, ...]
-    cases: tuple[tuple[str, str], ...] = ()  # where the asked point has a formula of its own: words and peak of each case
 
 
 @dataclass(frozen=True, slots=True)
@@ -178,6 +133,7 @@ def build_report(
         groups.append(Group(scratch, 1, Kind.WORKSPACE, op.opcode, collapse(op.path), op.source))
     unused = [live for live in alive if is_unused(live, index)]
     steady = [storage.name for storage in storages.values() if storage.live_in and storage.device == "gpu"]
+    symbolic = formulas(program, mathematics, env) if general is None else formulas_in_cases(program, general, mathematics, env)
     return Report(
         subject=subject or Subject(),
         recipe=options,
@@ -189,7 +145,7 @@ def build_report(
         breakdown=tuple(sorted(breakdown.items(), key=lambda item: (-item[1], item[0]))),
         top=tuple(sorted(groups, key=order)[:TOP]),
         unused=tuple(sorted(grouped(line, unused, nbytes, lambda live: held_by(live, index)), key=order)),
-        formulas=_formulas(program, mathematics, env) if general is None else _in_cases(program, general, mathematics, env),
+        formulas=symbolic,
         assumptions=tuple(assumptions),
         inconclusive=tuple(inconclusive),
     )
@@ -242,47 +198,3 @@ def _samples(numbers: Sequence[int], count: int) -> tuple[int, ...]:
     count = min(count, len(numbers))
     cuts = [i * len(numbers) // count for i in range(count + 1)]
     return tuple(max(numbers[a:b]) for a, b in pairwise(cuts))
-
-
-def _formulas(program: Program, mathematics: Peak, env: Mapping[str, int]) -> Formulas:
-    envelope = mathematics.total
-    parts = tuple(
-        RegionReport(r.when, r.words, formula_text(r.piece.size, program.dims), _piece_spot(r.piece)) for r in regions(envelope)
-    )
-    stretches: list[Stretch] = []
-    domain = dict(envelope.domain)
-    if "S" in domain:
-        for within, piece in along(envelope, "S", env):
-            first, second = (piece.size.evaluate({**env, "S": within.low + more}) for more in (0, 1))
-            stretches.append(Stretch(range_text("S", within, domain["S"]), first, second - first, _piece_spot(piece)))
-    return Formulas(
-        peak=maximum(envelope),
-        steady=formula_text(mathematics.resident, program.dims),
-        regions=parts,
-        stretches=tuple(stretches),
-        symbols=tuple((name, MEANINGS.get(name, "")) for name in program.dims),
-        domain=domain_text(program.dims, program.domain),
-    )
-
-
-def _in_cases(program: Program, general: Program, mathematics: Peak, env: Mapping[str, int]) -> Formulas:
-    elsewhere = peak(general)
-    fixed = {name: within.low for name, within in program_ranges(program).items() if within.low == within.high}
-    return in_cases(
-        _formulas(program, mathematics, env),
-        _formulas(general, elsewhere, _inside(general, env)),
-        fixed,
-        same_formula(mathematics, elsewhere, fixed),
-    )
-
-
-def _inside(program: Program, env: Mapping[str, int]) -> dict[str, int]:
-    """The point of the program's ranges that is nearest to `env`."""
-    ranges = program_ranges(program)
-    nearest = {name: max(value, ranges[name].low) if name in ranges else value for name, value in env.items()}
-    return {n: v if n not in ranges or ranges[n].high is None else min(v, ranges[n].high or v) for n, v in nearest.items()}
-
-
-def _piece_spot(piece: Piece) -> Spot:
-    place = piece.place
-    return Spot(place.phase or "start", place.opcode, place.path, place.source)

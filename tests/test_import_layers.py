@@ -18,9 +18,9 @@ ALLOWED = {
     "hardware": {"errors"},
     "analysis": DATA - {"recipe"},
     "passes": DATA | {"analysis"},
-    "report": DATA | {"analysis", "cases"},
-    "cases": DATA | {"analysis", "report"},
-    "backends": DATA | {"analysis", "report"},
+    "formulas": DATA | {"analysis"},
+    "report": DATA | {"analysis", "formulas"},
+    "backends": DATA | {"analysis", "formulas", "report"},
     "frontend": DATA,
     "runtime": DATA | {"analysis", "frontend", "api"},
     "registry": {"errors"},
@@ -29,7 +29,7 @@ ALLOWED = {
     "cache": DATA | {"analysis", "pipeline"},
     "planner": DATA | {"analysis", "pipeline", "cache", "sweep"},
     "sweep": DATA | {"analysis", "pipeline", "cache"},
-    "api": DATA | {"analysis", "report", "frontend", "pipeline", "passes", "backends", "cache", "planner", "sweep"},
+    "api": DATA | {"analysis", "formulas", "report", "frontend", "pipeline", "passes", "backends", "cache", "planner", "sweep"},
 }  # package or module under memir -> what it may import of memir besides itself; cli may import everything
 LIGHT = {"cli", "errors", "recipe", "hardware", "__version__"}  # what `memir --help` may import
 FLAT = ("passes", "backends")  # modules of these never import one another
