@@ -30,11 +30,11 @@ def command(request: Request, tolerance: int, format_name: str, output: Path | N
     the tolerance.
     """
     from memir.runtime.real import RealStep
-    from memir.runtime.verify import to_data, to_text, verify
+    from memir.runtime.verify import has_cuda, to_data, to_text, verify
 
     recipe = request.recipe
     source = click.get_current_context().get_parameter_source("recipe_target")
-    if recipe.target == "cuda" and source is ParameterSource.DEFAULT and not _has_cuda():
+    if recipe.target == "cuda" and source is ParameterSource.DEFAULT and not has_cuda():
         recipe = replace(recipe, target="cpu")
     real = RealStep(
         request.model,
@@ -49,9 +49,3 @@ def command(request: Request, tolerance: int, format_name: str, output: Path | N
         found = verify(real, stage)
     write(json.dumps(to_data(found, tolerance), indent=2) if format_name == "json" else to_text(found, tolerance), output)
     return EXIT_OK if found.agrees(tolerance) else EXIT_NO
-
-
-def _has_cuda() -> bool:
-    import torch
-
-    return torch.cuda.is_available()

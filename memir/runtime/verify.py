@@ -56,6 +56,11 @@ class Verification:
         return all(abs(figure.error) <= tolerance for figure in self.figures)
 
 
+def has_cuda() -> bool:
+    """Whether there is a CUDA device to run a step on."""
+    return torch.cuda.is_available()
+
+
 def verify(real: RealStep, progress: Callable[[str], None] = lambda _: None) -> Verification:
     """Predicts the step and runs it on `real.recipe.target`, in a process of its own.
 
