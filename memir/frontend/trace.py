@@ -22,7 +22,7 @@ from memir.frontend.attempts import trace_symbolically
 from memir.frontend.composites import cpp_composites
 from memir.frontend.cuda import HANDLERS, cuda_kernels
 from memir.frontend.failures import explained
-from memir.frontend.fake import Extent, Fake, fake_batch, make_mode, move_to_fake, tensor_attributes
+from memir.frontend.fake import Extent, Fake, fake_batch, make_mode, move_to_fake
 from memir.frontend.load_build import CudaMeans
 from memir.frontend.load_eager import eager_only
 from memir.frontend.load_import import user_scope
@@ -130,9 +130,7 @@ class _Tracing:
         """The forward without gradients."""
         recorder = Recorder(self.sizes, self.modules, self.answers)
         step = Step(self.module, self.loaded.call, self.recipe, None)
-        attributes = [tensor for _, tensor in tensor_attributes(self.module)]
-        for tensor in [*self.module.parameters(), *self.module.buffers(), *self.batch.values(), *attributes]:
-            recorder.see(tensor)
+        Residents(self.module, None, self.batch, recorder, host_scalars=False).register()
         recorder.reset()
         self.answers.attach(recorder)
         with self._recording(recorder), torch.no_grad():
@@ -150,7 +148,7 @@ class _Tracing:
         recipe, recorder = self.recipe, Recorder(self.sizes, self.modules, self.answers)
         optimizer = make_optimizer(self.module, recipe)
         host_scalars = recipe.target == "cuda" and resolved_impl(recipe) in ("foreach", "for-loop")
-        residents = Residents(self.module, optimizer, self.batch, recorder, host_scalars)
+        residents = Residents(self.module, optimizer, self.batch, recorder, host_scalars=host_scalars)
         residents.register()
 
         def on_loss(loss: torch.Tensor) -> None:
