@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any, cast
 
 from memir.errors import ParseError, UsageError
-from memir.frontend.load_values import convert, nearest_names
+from memir.frontend.load_values import convert, is_none, nearest_names
 
 
 @contextmanager
@@ -151,7 +151,8 @@ def _with_sets(
                 hint = f"try  --set {sections[0]}.{leaf}={text}"
             raise UsageError(f"--set {key}: the config of {target} has no such field", hint=hint)
         before = known.get(leaf, getattr(owner, leaf, None) if not is_dict else None)
-        value = convert(text, before, f"--set {key}")
+        none = is_none(text) and not isinstance(before, str)  # any field may be: sliding_window=none
+        value = None if none else convert(text, before, f"--set {key}")
         if leaf == layer_field and isinstance(value, int) and isinstance(before, int):
             _fit_layer_lists(holder, before, value, assumptions)
         holder[leaf] = value

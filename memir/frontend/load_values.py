@@ -28,6 +28,11 @@ def nearest_names(name: str, known: Iterable[str], count: int = 5) -> list[str]:
     return found[:count]
 
 
+def is_none(text: str) -> bool:
+    """Whether the text spells None: `none` or `null`."""
+    return text.strip().lower() in _NONE
+
+
 def convert(text: str, like: Any, option: str, annotation: Any = None) -> Any:
     """`text` as a value of the annotation's type, or else of the type of `like` (the value it replaces).
 
@@ -75,7 +80,7 @@ def _types(annotation: Any) -> list[Any]:
 def _as(text: str, kind: Any) -> Any:
     word = text.strip().lower()
     if kind is type(None):
-        if word in _NONE:
+        if is_none(text):
             return None
         raise ValueError("not none")
     if kind is bool:
@@ -135,7 +140,7 @@ def _literal(text: str) -> Any:
     word = text.strip().lower()
     if word in ("true", "false"):
         return word == "true"
-    if word in _NONE:
+    if is_none(text):
         return None
     try:
         return ast.literal_eval(text)
