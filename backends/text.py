@@ -111,7 +111,7 @@ class _Screen:
         return ["  " + "  ".join(parts)]
 
     def breakdown(self) -> list[str]:
-        rows = [(kind, nbytes) for kind, nbytes in self.report.breakdown if nbytes]
+        rows = [(kind, nbytes) for kind, nbytes in self.report.breakdown if self.unit.number(nbytes) != "0.00"]
         shown, rest = (rows, []) if len(rows) <= 6 else (rows[:5], rows[5:])
         lines = [self.style(f"  at the peak{'':37}{self.unit.name:>8}", dim=True)]
         whole = max(self.report.peak.requested, 1)
@@ -128,22 +128,24 @@ class _Screen:
         if room < 3 or not groups:
             return []
         shown = groups[: min(room - 2, 8)]
-        lines = ["", self.style(f"  largest there{'':5}{self.unit.name:>10}  count  kind", dim=True)]
+        lines = ["", self.style(f"  largest there{self.unit.name:>7}  count  kind", dim=True)]
         for group in shown:
             where = "  ".join(filter(None, (group.op, group.module and f"@{group.module}", group.source)))
-            left = f"  {self.unit.number(group.nbytes):>28} {group.count:>6}  {KIND_NAMES[group.kind]:18}"
+            left = f"  {self.unit.number(group.nbytes):>20} {group.count:>6}  {KIND_NAMES[group.kind]:18}"
             lines.append(f"{left} {shortened(where, WIDTH - len(left) - 1)}")
         return lines
 
     def unused(self) -> list[str]:
         groups = self.report.unused
-        if not groups:
-            return []
         total, number = sum(g.nbytes for g in groups), sum(g.count for g in groups)
+        if self.unit.number(total) == "0.00":
+            return []
         first = groups[0]
-        where = " ".join(filter(None, (first.op, first.source)))
-        text = f"  alive and never used again {self.unit.number(total)} in {plural(number, 'storage')}"
-        return [shortened_end(f"{text}; most of it {where or first.module}, held by {first.held_by}", WIDTH)]
+        text = (
+            f"  alive and never used again {self.unit.number(total)} in {plural(number, 'storage')}, held by {first.held_by}: "
+        )
+        where = " ".join(filter(None, (first.op or f"@{first.module}", first.source)))
+        return [text + shortened(where, WIDTH - len(text))]
 
     def formula(self) -> list[str]:
         formulas = self.report.formulas
@@ -180,8 +182,9 @@ class _Screen:
         lines = []
         for words, growth, spot in rows:
             left = f"    {words:{first}}   " + (f"{growth:{second}}   " if second else "")
-            where = " ".join(filter(None, (spot.phase, spot.op, spot.source and f"({spot.source})")))
-            lines.append(shortened_end(left + where, WIDTH))
+            place = f" ({shortened(spot.source, 30)})" if spot.source else ""
+            room = max(WIDTH - len(left) - len(spot.phase) - len(place) - 1, 12)
+            lines.append(shortened_end(f"{left}{spot.phase} {shortened(spot.op, room)}{place}".rstrip(), WIDTH))
         return [*lines, f"    and {hidden + 1} more (--format json)"] if hidden > 0 else lines
 
     def growth(self, stretch: Stretch | None) -> str:
