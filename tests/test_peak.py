@@ -129,6 +129,16 @@ def test_generators_are_compared_through_their_bounds() -> None:
     assert pieces(peak(storms(max_of(B, S) * 3, B * 2)).total) == [str(max_of(B, S) * 3)]
 
 
+def test_many_pieces_are_compared_with_the_maximum_of_the_others() -> None:
+    """Nine tangents of a circle's arc in S: each is the maximum somewhere, so none can be left out."""
+    forms = [B * S * slope + B * (10_000 - 100 * slope * slope) for slope in range(1, 10)] + [S * 7]
+    found = peak(storms(*forms)).total
+    assert len(found.pieces) > 8
+    for env in ({"B": b, "S": s} for b in (1, 7, 300) for s in (1, 250, 301, 900, 1500, 10**6)):
+        (mine,) = (region for region in regions(found) if holds(region.when, env))
+        assert mine.piece.size.evaluate(env) == found.evaluate(env)[0] == max(form.evaluate(env) for form in forms)
+
+
 def test_the_asked_point_is_a_witness() -> None:
     found = peak(step(), env={"B": 3, "S": 700})
     assert found.total.pieces[1].witness == (("B", 3), ("S", 700))

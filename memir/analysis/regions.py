@@ -24,6 +24,9 @@ from memir.ir.symbolic import formula_text
 ABOUT = Fraction(1, 100)  # how much the lesser terms may move a border that is still named by its main monomial
 
 
+MANY = 8  # more pieces than this are compared with the Max of the others instead of each by itself
+
+
 @dataclass(frozen=True, slots=True)
 class Region:
     """Where one piece is the maximum."""
@@ -35,8 +38,11 @@ class Region:
 
 def maximum(envelope: Envelope) -> str:
     """The whole envelope as text that sympy parses: `Max(15385002144, 2375204*B*S + 8)`."""
-    sizes = [formula_text(piece.size, envelope.dims) for piece in envelope.pieces]
-    return sizes[0] if len(sizes) == 1 else f"Max({', '.join(sizes)})"
+    return _max([formula_text(piece.size, envelope.dims) for piece in envelope.pieces])
+
+
+def _max(texts: Sequence[str]) -> str:
+    return texts[0] if len(texts) == 1 else f"Max({', '.join(texts)})"
 
 
 def regions(envelope: Envelope) -> tuple[Region, ...]:
@@ -49,7 +55,8 @@ def regions(envelope: Envelope) -> tuple[Region, ...]:
     if lines is not None:
         return lines
     words = _about(envelope)
-    return tuple(Region(piece, _condition(envelope, i), words[i]) for i, piece in enumerate(pieces))
+    condition = _against_each if len(pieces) <= MANY else _against_maximum
+    return tuple(Region(piece, condition(envelope, i), words[i]) for i, piece in enumerate(pieces))
 
 
 def along(envelope: Envelope, symbol: str, env: Mapping[str, int]) -> tuple[tuple[Range, Piece], ...]:
@@ -109,7 +116,7 @@ def _by_monomial(envelope: Envelope, monomial: Monomial) -> tuple[Region, ...] |
     return tuple(result)
 
 
-def _condition(envelope: Envelope, i: int) -> str:
+def _against_each(envelope: Envelope, i: int) -> str:
     """Piece i is above every earlier one and not below any later one: exactly one piece's condition holds at each point."""
     parts = []
     for j, other in enumerate(envelope.pieces):
@@ -120,6 +127,13 @@ def _condition(envelope: Envelope, i: int) -> str:
         left = formula_text(Size((m, c) for m, c in difference.terms if c > 0), envelope.dims)
         right = formula_text(Size((m, -c) for m, c in difference.terms if c < 0), envelope.dims)
         parts.append(f"{left} {'>=' if j > i else '>'} {right}")
+    return parts[0] if len(parts) == 1 else " & ".join(f"({part})" for part in parts)
+
+
+def _against_maximum(envelope: Envelope, i: int) -> str:
+    """The same condition against the Max of the earlier and of the later pieces: as exact, and short where there are many."""
+    texts = [formula_text(piece.size, envelope.dims) for piece in envelope.pieces]
+    parts = [f"{texts[i]} {sign} {_max(others)}" for sign, others in ((">", texts[:i]), (">=", texts[i + 1 :])) if others]
     return parts[0] if len(parts) == 1 else " & ".join(f"({part})" for part in parts)
 
 
