@@ -38,7 +38,8 @@ class Attempts:
         try:
             traced, lost = self._symbolic(max(self.batch, 2), max(self.seq, 2))
             if lost:  # a coincidence, such as S equal to the model's width, or really code that fixes a size
-                other_s = self.seq + 64 if self.seq % 64 == 0 else self.seq + 1
+                step = 64 if self.seq % 64 == 0 else 1  # down, for a table's length is often the model's limit
+                other_s = self.seq - step if self.seq >= 4 * step else self.seq + step
                 again, lost_again = self._retry(max(self.batch, 2) + 1, other_s)
                 if again is not None and not lost_again:
                     traced, lost = again, {}

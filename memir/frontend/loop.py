@@ -49,7 +49,8 @@ def _inject_lora(module: nn.Module, lora: Lora) -> nn.Module:
     options: dict[str, Any] = {"r": lora.r, "lora_alpha": lora.alpha, "lora_dropout": lora.dropout}
     if lora.targets:
         options["target_modules"] = list(lora.targets)
-    linear = sorted({name.rpartition(".")[2] for name, m in module.named_modules() if isinstance(m, nn.Linear)})
+    kinds = ("Linear", "Conv1D")  # what PEFT can adapt; GPT-2's linear layers are transformers' Conv1D
+    linear = sorted({name.rpartition(".")[2] for name, m in module.named_modules() if type(m).__name__ in kinds})
     known = f"linear modules of this model: {', '.join(linear)}"
     try:
         with warnings.catch_warnings():  # PEFT warns about what it cannot know of meta tensors
@@ -155,6 +156,20 @@ def make_optimizer(module: nn.Module, recipe: Recipe) -> torch.optim.Optimizer |
         return cls([p for p in module.parameters() if p.requires_grad], **options)
     except (ValueError, RuntimeError, TypeError) as error:
         raise UsageError(f"--optimizer: torch.optim.{cls.__name__} cannot be built: {error}") from error
+
+
+def without_effect(loaded: LoadedModel, recipe: Recipe) -> list[str]:
+    """Options of the recipe that change nothing for this model, each in a sentence for the report."""
+    said = []
+    if recipe.batch_kind == "padded" and loaded.call.mask is None:
+        said.append("batch-kind padded has no effect: forward() takes no attention mask")
+    if recipe.attention != "sdpa" and not loaded.is_hf:
+        said.append(f"attention {recipe.attention} has no effect: the model's own code computes its attention")
+    if recipe.mode == "forward" and (recipe.accumulate > 1 or recipe.clip or recipe.checkpoint != "none"):
+        said.append("accumulate, clip and checkpoint have no effect on a forward pass alone")
+    if recipe.optimizer == "none" and recipe.optimizer_impl != "default":
+        said.append(f"optimizer-impl {recipe.optimizer_impl} has no effect: there is no optimizer")
+    return said
 
 
 def batch_spec(call: Call) -> tuple[str, ...]:

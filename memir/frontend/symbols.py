@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Mapping
 from fractions import Fraction
 from math import ceil, floor, gcd
 from typing import Any
@@ -46,7 +47,7 @@ class SizeReader:
         if unknown:
             raise InconclusiveError(f"a size depends on data: {expr}", where=", ".join(sorted(map(str, unknown))))
         try:
-            return from_sympy(sympy.expand(expr.xreplace(names)))
+            return from_sympy(sympy.expand(expr.xreplace(names).replace(_is_max, _decided)))
         except ValueError as error:
             raise InconclusiveError(f"a size that memir cannot write down: {expr}", where=str(error)) from error
 
@@ -71,20 +72,70 @@ def specialization_site(fake: Fake) -> str:
     return ""
 
 
+_LEAST = 2  # PyTorch takes sizes of 0 and 1 apart: a symbol stands for 2 or more
+
+
+def _never_negative(expr: sympy.Expr, lowest: Mapping[str, int]) -> bool:
+    """Whether a polynomial is at least 0 wherever its symbols are at or above their lowest value: x = lowest + x' leaves no
+    negative coefficient. False also where that does not show it."""
+    symbols = sorted(expr.free_symbols, key=str)
+    shifted = sympy.expand(expr.xreplace({s: s + lowest.get(str(s), _LEAST) for s in symbols}))
+    if not symbols:
+        return bool(shifted.is_nonnegative)
+    polynomial = shifted.as_poly(*symbols)
+    return polynomial is not None and all(c.is_nonnegative for c in polynomial.coeffs())
+
+
+def _is_max(expr: sympy.Expr) -> bool:
+    return type(expr).__name__ == "Max"
+
+
+def _decided(largest: sympy.Expr) -> sympy.Expr:
+    """`Max(1, S - 1)`, as strides have it, is `S - 1` where S is at least 2."""
+    kept: list[sympy.Expr] = []
+    for argument in largest.args:
+        if not any(_never_negative(other - argument, {}) for other in kept):
+            kept = [other for other in kept if not _never_negative(argument - other, {})] + [argument]
+    return kept[0] if len(kept) == 1 else type(largest)(*kept)
+
+
 def domain_of(fake: Fake) -> tuple[str, ...]:
     """The guards that tracing left, as conditions over B and S such as `S <= 1024`, without those that always hold."""
     names = {symbol: sympy.Symbol(name, integer=True, positive=True) for symbol, name in fake.names.items()}
-    lowest = dict.fromkeys(fake.names.values(), 2)  # PyTorch takes a size of 1 apart: the trace holds from 2 on
-    conditions: list[str] = []
-    for guard in fake.shape_env.guards:
-        expr = guard.expr.xreplace(names)
-        if expr in (sympy.true, True):
-            continue
-        text = _condition(expr)
-        if text and text not in conditions:
-            conditions.append(text)
+    guards = [guard.expr.xreplace(names) for guard in fake.shape_env.guards]
+    return conditions_of(guards, dict.fromkeys(fake.names.values(), _LEAST))
+
+
+def conditions_of(guards: Iterable[Any], lowest: Mapping[str, int]) -> tuple[str, ...]:
+    """Relations over B and S as conditions that `memir.ir.domain` reads; `lowest` are values that no symbol goes below."""
+    relations = [r for r in map(_without_factors, guards) if r not in (sympy.true, True)]
+    lowest = dict(lowest)
+    exceptions = {text for text in map(_condition, relations) if " != " in text}
+    for name in lowest:
+        while f"{name} != {lowest[name]}" in exceptions:
+            lowest[name] += 1
+    conditions = [_condition(relation) for relation in relations if not _always_holds(relation, lowest)]
     bounds = [f"{name} >= {value}" for name, value in lowest.items()]
-    return tuple(_tightest(bounds + conditions))
+    return tuple(_tightest(bounds + [text for text in dict.fromkeys(conditions) if text]))
+
+
+def _without_factors(relation: Any) -> Any:
+    """`B*S - 2*B != 0` is `S - 2 != 0`: factors that are at least 1 go."""
+    if not isinstance(relation, sympy.Ne) or relation.atoms(sympy.Mod) or not relation.lhs.is_polynomial():
+        return relation
+    factors = [f for f, _ in sympy.factor_list(relation.lhs - relation.rhs)[1] if not _never_negative(f - 1, {})]
+    return sympy.Ne(sympy.Mul(*factors), 0) if factors else sympy.true
+
+
+def _always_holds(relation: Any, lowest: Mapping[str, int]) -> bool:
+    """Whether `a % m != 0` has 0 < a < m, or `a != b` has a < b or a > b, everywhere at and above `lowest`."""
+    if not isinstance(relation, sympy.Ne):
+        return False
+    if type(relation.lhs).__name__ in ("Mod", "PythonMod"):
+        value, modulus = relation.lhs.args
+        return relation.rhs == 0 and _never_negative(value - 1, lowest) and _never_negative(modulus - value - 1, lowest)
+    difference = relation.lhs - relation.rhs
+    return _never_negative(difference - 1, lowest) or _never_negative(-difference - 1, lowest)
 
 
 _FLIP = {"<": ">", ">": "<", "<=": ">=", ">=": "<=", "==": "==", "!=": "!="}

@@ -27,7 +27,7 @@ from memir.frontend.load_build import CudaMeans
 from memir.frontend.load_eager import eager_only
 from memir.frontend.load_import import user_scope
 from memir.frontend.loaded import LoadedModel
-from memir.frontend.loop import Step, batch_spec, make_optimizer, prepare, quiet, resolved_impl
+from memir.frontend.loop import Step, batch_spec, make_optimizer, prepare, quiet, resolved_impl, without_effect
 from memir.frontend.lower import lower
 from memir.frontend.origin import ModuleStack
 from memir.frontend.patches import generator_states, real_branches
@@ -97,6 +97,7 @@ def trace_once(
             released = tracing.forward()
         progress("tracing the step")
         recorder = tracing.steady_step()
+    answers.assumptions += without_effect(loaded, recipe)
     program = lower(recorder, released, loaded.name, domain_of(fake), recipe)
     unknown = without_rule(recipe.target, (op for _, op in program.ops()))
     if unknown:
