@@ -107,7 +107,7 @@ def _trace(
     texts = {name: str(value) for name, value in (sets or {}).items()}
     progress("importing PyTorch")
     from memir.frontend.load import load_target
-    from memir.frontend.loop import quiet
+    from memir.frontend.quiet import quiet
     from memir.frontend.trace import trace as trace_loaded
 
     def load() -> LoadedModel:

@@ -27,10 +27,13 @@ from memir.frontend.load_build import CudaMeans
 from memir.frontend.load_eager import eager_only
 from memir.frontend.load_import import user_scope
 from memir.frontend.loaded import LoadedModel
-from memir.frontend.loop import Step, batch_spec, make_optimizer, prepare, quiet, resolved_impl, without_effect
+from memir.frontend.loop import Step, batch_spec
 from memir.frontend.lower import lower
+from memir.frontend.optimizers import make_optimizer, resolved_impl
 from memir.frontend.origin import ModuleStack
 from memir.frontend.patches import generator_states, real_branches
+from memir.frontend.prepare import prepare, without_effect
+from memir.frontend.quiet import quiet
 from memir.frontend.record import Recorder
 from memir.frontend.residents import Residents
 from memir.frontend.saved import saved_storages

@@ -23,7 +23,10 @@ from memir.frontend.device import on_real_device
 from memir.frontend.load import load_target
 from memir.frontend.load_import import adopt_scope
 from memir.frontend.loaded import LoadedModel
-from memir.frontend.loop import Step, batch_spec, make_optimizer, prepare, quiet
+from memir.frontend.loop import Step, batch_spec
+from memir.frontend.optimizers import make_optimizer
+from memir.frontend.prepare import prepare
+from memir.frontend.quiet import quiet
 from memir.recipe import Recipe
 from memir.runtime.measure import BuildStep, Measured, measure_cpu, measure_cuda
 
