@@ -110,6 +110,14 @@ def test_a_piece_below_the_maximum_of_two_others_falls_away() -> None:
     assert len(pieces(peak(storms(B * S * 10, Size.of(1000), B * S * 5 + 600)).total)) == 3
 
 
+def test_pieces_that_cross_where_their_ends_cross_fall_away() -> None:
+    """A backward pass: each layer trades as many bytes of activations for gradients, so only its ends can be the peak."""
+    layers = [B * S * (1000 - 40 * k) + S * 8 + 50_000_000 + 2_000_000 * k for k in range(21)]
+    assert pieces(peak(storms(*layers)).total) == [str(layers[-1]), str(layers[0])]
+    above = layers[10] + 100_000
+    assert pieces(peak(storms(*layers, above)).total) == [str(layers[-1]), str(above), str(layers[0])]
+
+
 def test_bounds_of_the_domain_are_used() -> None:
     grows, constant = B * S * S, Size.of(64 * 64) * B + 100
     assert len(peak(storms(grows, constant)).total.pieces) == 2

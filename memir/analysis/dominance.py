@@ -27,6 +27,7 @@ from memir.ir.size import Gen, Monomial, Size
 Box = tuple[tuple[str, Range], ...]
 Poly = dict[tuple[tuple[str, int], ...], Fraction]  # monomial over symbols and slack variables -> coefficient
 MAX_BOXES = 400  # boxes that `attained` looks at before it keeps what it could not decide
+MAX_CERTAIN = 24  # polynomials whose blends are tried against those that boxes could not decide
 MAX_BOUNDED_SLACKS = 2  # beyond it slack ranges are taken as endless, so that the tensor basis stays small
 FAR = 2**40  # no batch and no sequence is longer
 
@@ -308,7 +309,35 @@ def attained(
             open_.update(among)
             continue
         queue.extend((half, among, depth + 1) for half in halves)
-    return {i: witnesses.get(i) for i in everything if i in witnesses or i in open_}
+    undecided = sorted(open_ - witnesses.keys())
+    if undecided:
+        certain = sorted(witnesses)[:MAX_CERTAIN]
+        projected = dict(
+            zip([*certain, *undecided], comparer.project([vectors[i] for i in (*certain, *undecided)], box), strict=True)
+        )
+        pairs = [(projected[i], projected[j]) for i, j in itertools.combinations(certain, 2)]
+        undecided = [i for i in undecided if not any(_is_below_blend(projected[i], a, b) for a, b in pairs)]
+    return {i: witnesses.get(i) for i in everything if i in witnesses or i in undecided}
+
+
+def _is_below_blend(p: Vector, a: Vector, b: Vector) -> bool:
+    """Whether some t*a + (1-t)*b with 0 <= t <= 1 is at least p in every place: then p is nowhere above both a and b.
+
+    So fall the points between the two ends of a backward pass, where gradients grow by as much a layer as activations go: they
+    all cross where the ends cross, and no box however small tells them apart there.
+    """
+    low, high = Fraction(0), Fraction(1)
+    for pk, ak, bk in zip(p, a, b, strict=True):
+        step, rest = ak - bk, pk - bk  # t * step >= rest
+        if step > 0:
+            low = max(low, Fraction(rest, step))
+        elif step < 0:
+            high = min(high, Fraction(rest, step))
+        elif rest > 0:
+            return False
+        if low > high:
+            return False
+    return True
 
 
 def _split(box: Box, depth: int) -> tuple[Box, Box] | None:
