@@ -5,7 +5,6 @@ Technique: torch._subclasses.fake_tensor. The module is made on the meta device 
 
 from __future__ import annotations
 
-from collections import defaultdict
 from dataclasses import dataclass
 from typing import Any
 
@@ -41,45 +40,47 @@ def make_mode() -> Fake:
     return Fake(FakeTensorMode(shape_env=shape_env, allow_non_fake_inputs=True), shape_env, {})
 
 
-def ties_of(module: nn.Module) -> list[list[tuple[str, str]]]:
-    """Groups of (module path, parameter name) that share one parameter; `to_empty` on a meta model makes them separate."""
-    names: dict[int, list[tuple[str, str]]] = defaultdict(list)
-    for path, submodule in module.named_modules():
-        for name, parameter in submodule._parameters.items():
-            if parameter is not None:
-                names[id(parameter)].append((path, name))
-    return [group for group in names.values() if len(group) > 1]
-
-
 def move_to_fake(module: nn.Module, fake: Fake) -> None:
-    """Replaces the meta tensors of `module` by fake cpu ones in place: parameters (ties kept), buffers, tensor attributes."""
-    ties = ties_of(module)
+    """Replaces the meta tensors of `module` by fake cpu ones in place: parameters, buffers, tensor attributes.
+
+    What was one tensor under several names (a tied head, an attribute that is a buffer) stays one; `to_empty` alone splits it.
+    """
+    registered = [
+        (registry, name, tensor)
+        for submodule in module.modules()
+        for registry in (submodule._parameters, submodule._buffers)
+        for name, tensor in registry.items()
+        if tensor is not None
+    ]
     before = sum(p.numel() for p in module.parameters())
+    moved: dict[int, Any] = {}
     with fake.mode:
         module.to_empty(device="cpu")
+        for registry, name, tensor in registered:
+            registry[name] = moved.setdefault(id(tensor), registry[name])
         for submodule in module.modules():
             for name, value in list(vars(submodule).items()):
                 if name not in ("_parameters", "_buffers", "_modules"):
-                    moved = _moved(value)
-                    if moved is not value:
-                        submodule.__dict__[name] = moved
-    for (path, name), *others in ties:
-        shared = module.get_submodule(path)._parameters[name]
-        for other_path, other in others:
-            module.get_submodule(other_path)._parameters[other] = shared
+                    after_move = _moved(value, moved)
+                    if after_move is not value:
+                        submodule.__dict__[name] = after_move
     after = sum(p.numel() for p in module.parameters())
     if before != after:
         raise MemirError(f"the fake model has {after:,} parameters, the model has {before:,}")
 
 
-def _moved(value: Any) -> Any:
+def _moved(value: Any, moved: dict[int, Any]) -> Any:
     """Plain tensor attributes, also in lists, tuples and dictionaries, as fake cpu tensors (call inside the fake mode)."""
-    if isinstance(value, torch.Tensor) and not isinstance(value, nn.Parameter) and value.device.type == "meta":
-        return torch.empty_strided(value.size(), value.stride(), dtype=value.dtype, device="cpu")
+    if isinstance(value, torch.Tensor):
+        if value.device.type == "meta" and (id(value) in moved or not isinstance(value, nn.Parameter)):
+            if id(value) not in moved:
+                moved[id(value)] = torch.empty_strided(value.size(), value.stride(), dtype=value.dtype, device="cpu")
+            return moved[id(value)]
+        return value
     if type(value) in (list, tuple) and any(isinstance(v, torch.Tensor) for v in value):
-        return type(value)(_moved(v) for v in value)
+        return type(value)(_moved(v, moved) for v in value)
     if type(value) is dict and any(isinstance(v, torch.Tensor) for v in value.values()):
-        return {k: _moved(v) for k, v in value.items()}
+        return {k: _moved(v, moved) for k, v in value.items()}
     return value
 
 
