@@ -64,6 +64,7 @@ OVERRIDES: dict[str, dict[str, Any]] = {
         "first_k_dense_replace": 1,
         "moe_intermediate_size": 32,
     },  # no default for the first
+    "deepseek_v4": {"compress_rates": {"compressed_sparse_attention": 4, "heavily_compressed_attention": 8}},
     "dory": {
         "num_hidden_layers": 4,
         "layer_types": ["sliding_attention", "sliding_attention", "full_attention", "full_attention"],
