@@ -14,7 +14,7 @@ from memir.cli import main
 ROOT = Path(__file__).resolve().parents[2]
 GPT = "examples/gpt.py"
 SMALL = [f"--set={k}={v}" for k, v in {"n_layer": 2, "n_embd": 64, "n_head": 2, "vocab_size": 320, "block_size": 256}.items()]
-ARGUMENTS = [GPT, "-b", "4", "-s", "32", "--target", "cpu", "--dtype", "f32", *SMALL]
+ARGUMENTS = [GPT, "-b", "4", "-s", "32", "--dtype", "f32", *SMALL]
 
 
 def run(*arguments: str) -> Result:
@@ -29,7 +29,7 @@ def _at_the_root(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.fixture(scope="module")
 def report() -> memir.Report:
     sets = dict(word.removeprefix("--set=").split("=") for word in SMALL)
-    return memir.analyze(str(ROOT / GPT), memir.Recipe(target="cpu", dtype="f32"), batch=4, seq=32, sets=sets)
+    return memir.analyze(str(ROOT / GPT), memir.Recipe(dtype="f32"), batch=4, seq=32, sets=sets)
 
 
 def test_text_is_one_screen_that_answers_first(report: memir.Report) -> None:
@@ -140,3 +140,12 @@ def test_explain_shows_every_term_in_exact_bytes(report: memir.Report) -> None:
     assert sum(listed) == report.peak.requested
     assert len(listed) == len(report.top) + 1
     assert f"  between steps = {report.formulas.steady}" in lines
+
+
+def test_progress_is_on_stderr_when_asked_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("memir.cli.progress.PATIENCE", 0.0)
+    result = run("--progress", "analyze", *ARGUMENTS)
+    assert result.exit_code == 0
+    assert result.stdout == run("analyze", *ARGUMENTS).stdout
+    assert "tracing the step ...\n" in result.stderr
+    assert all(line.endswith(" ...") for line in result.stderr.splitlines())
