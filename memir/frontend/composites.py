@@ -48,10 +48,55 @@ def _one_hot_cuda(index: torch.Tensor, num_classes: int = -1) -> torch.Tensor:
     return encoded.scatter_(-1, index.unsqueeze(-1), 1)
 
 
+def _attention_math(
+    query: torch.Tensor,
+    key: torch.Tensor,
+    value: torch.Tensor,
+    attn_mask: torch.Tensor | None = None,
+    dropout_p: float = 0.0,
+    is_causal: bool = False,
+    dropout_mask: torch.Tensor | None = None,
+    *,
+    scale: float | None = None,
+    enable_gqa: bool = False,
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """aten/src/ATen/native/transformers/attention.cpp, `_scaled_dot_product_attention_math`: the mask is added in place.
+
+    16-bit inputs are computed in fp32 (Context.h, allowFP16BF16ReductionMathSDP is off).
+    """
+    dtype = query.dtype
+    if dtype in (torch.float16, torch.bfloat16):
+        query, key, value = query.float(), key.float(), value.float()
+    factor = (query.size(-1) ** -0.5 if scale is None else abs(scale)) ** 0.5
+    query = query * (-factor if scale is not None and scale < 0 else factor)
+    if is_causal:
+        attn_mask = torch.ones((query.size(-2), key.size(-2)), dtype=torch.bool).tril()
+    if attn_mask is not None and attn_mask.dtype == torch.bool:
+        attn_mask = torch.where(attn_mask, 0.0, torch.scalar_tensor(-torch.inf, dtype=query.dtype))
+    if enable_gqa:
+        key, value = (t.repeat_interleave(query.size(-3) // t.size(-3), -3) for t in (key, value))
+    product = query @ (key.transpose(-2, -1) * factor)
+    scores = aten._unsafe_view(product, product.shape)  # as LinearAlgebra.cpp, `_matmul_impl`, returns it: not a view
+    if attn_mask is not None:
+        scores.add_(attn_mask)
+    weights = torch._safe_softmax(scores, -1)
+    if dropout_p > 0:
+        weights = torch.dropout(weights, dropout_p, True)
+    return (weights @ value).to(dtype), weights.to(dtype)
+
+
 _KEYS = (DispatchKey.CompositeImplicitAutograd, DispatchKey.Autograd)
-_KERNELS: dict[str, dict[Any, Callable[..., torch.Tensor]]] = {
-    "cpu": {aten.dropout.default: _dropout_cpu, aten.one_hot.default: _one_hot_cpu},
-    "cuda": {aten.dropout.default: _dropout_cuda, aten.one_hot.default: _one_hot_cuda},
+_KERNELS: dict[str, dict[Any, Callable[..., Any]]] = {
+    "cpu": {
+        aten.dropout.default: _dropout_cpu,
+        aten.one_hot.default: _one_hot_cpu,
+        aten._scaled_dot_product_attention_math.default: _attention_math,
+    },
+    "cuda": {
+        aten.dropout.default: _dropout_cuda,
+        aten.one_hot.default: _one_hot_cuda,
+        aten._scaled_dot_product_attention_math.default: _attention_math,
+    },
 }
 
 

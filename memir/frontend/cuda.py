@@ -7,49 +7,18 @@ The GPU is taken to be of compute capability 8.0 or newer. Kernels' workspaces a
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from typing import Any
-from unittest import mock
 
 import torch
 import torch.nn.functional as F  # noqa: N812 (the name everybody uses)
 from torch.nn.attention import SDPBackend, sdpa_kernel
-from torch.overrides import TorchFunctionMode
 
 from memir.frontend.record import Recorder
 
 aten = torch.ops.aten
 _HALF = (torch.float16, torch.bfloat16)
 _SDPA = F.scaled_dot_product_attention  # the one a function mode sees, whatever the module's attribute is meanwhile
-
-
-@contextmanager
-def cuda_kernels() -> Iterator[None]:
-    """CUDA's attention kernels and fused RMS norm for every call inside, recomputation under backward too.
-
-    `Tensor.backward` is itself a call that a function mode sees, and a mode is off while it handles one
-    (torch/overrides.py, `handle_torch_function`): so it is switched on again around autograd's engine.
-    """
-    functions = _CudaFunctions()
-    engine = vars(torch.autograd)["_engine_run_backward"]
-
-    def run(*args: Any, **kwargs: Any) -> Any:
-        with functions:
-            return engine(*args, **kwargs)
-
-    with mock.patch.object(torch.autograd, "_engine_run_backward", run), functions:
-        yield
-
-
-class _CudaFunctions(TorchFunctionMode):
-    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        kwargs = kwargs or {}
-        if func is _SDPA:
-            return _attention(*args, **kwargs)
-        if func is F.rms_norm:
-            return _rms_norm(*args, **kwargs)
-        return func(*args, **kwargs)
 
 
 def choose_attention(
@@ -188,3 +157,7 @@ def _rms_norm(
         return F.rms_norm(input, normalized_shape, weight, eps)
     normalized: torch.Tensor = _fused_rms_norm(input, weight, len(normalized_shape), eps or 0.0)[0]
     return normalized
+
+
+# What a function mode redirects on CUDA (memir.frontend.functions); its keys are the functions as a mode sees them.
+FUNCTIONS: dict[Any, Callable[..., torch.Tensor]] = {_SDPA: _attention, F.rms_norm: _rms_norm}

@@ -122,7 +122,12 @@ def move_to_meta(module: nn.Module) -> None:
 
 
 def to_dtype(module: nn.Module, dtype: torch.dtype, assumptions: list[str]) -> None:
-    """`module.to(dtype)`: floating-point parameters and buffers. Complex buffers, which that would make real, are kept."""
+    """`module.to(dtype)`: floating-point parameters and buffers. Complex buffers, which that would make real, are kept.
+
+    A module whose parameters have the dtype already stays as it is: its float32 buffers are meant (rotary frequencies).
+    """
+    if all(p.dtype == dtype for p in module.parameters() if p.is_floating_point()):
+        return
     complex_ones = [
         (submodule, name, buffer)
         for submodule in module.modules()

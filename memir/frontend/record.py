@@ -13,6 +13,7 @@ import weakref
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from functools import partial
+from types import FrameType
 from typing import Any
 
 import torch
@@ -67,6 +68,7 @@ class Event:
     sequence: int | None = None  # autograd's number of the node that this operator made (forward) or belongs to (backward)
     backward: bool = False  # runs inside autograd's engine
     recompute: bool = False  # a forward operator run again inside the engine
+    from_engine: bool = False  # called by the engine's C++, not by Python code that it runs
     hooked: bool = False  # saved-tensor hooks were active: autograd keeps what they return
     node: fx.Node | None = None
     forward_of: int | None = None  # the forward event that this one differentiates or recomputes; set by lowering
@@ -197,6 +199,7 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]  # PyTorch l
             if node is not None:
                 number = node._sequence_nr()
                 event.sequence = number if number < 2**63 else None
+            event.from_engine = _called_by_engine(sys._getframe(3))
             return
         event.path = self.modules.path
         event.source = source_line(sys._getframe(2))
@@ -276,6 +279,14 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]  # PyTorch l
 Intercept = Callable[[Recorder, Any, Any, Any], Any]
 
 _SAME_VIEW = frozenset({torch.ops.aten.detach.default, torch.ops.aten.alias.default, torch.ops.aten.lift_fresh.default})
+
+
+def _called_by_engine(frame: FrameType | None) -> bool:
+    """Whether the innermost Python frame is the one that runs autograd's engine (torch/autograd/graph.py): no Python code that
+    the engine runs called the operator. The wrappers that PyTorch puts around a mode's methods do not count."""
+    while frame is not None and frame.f_code.co_name in ("_fn", "inner"):
+        frame = frame.f_back
+    return frame is not None and frame.f_code.co_name == "_engine_run_backward"
 
 
 def opcode_of(func: Any) -> str:

@@ -17,12 +17,14 @@ from torch import fx, nn
 from torch._dispatch.python import enable_python_dispatcher
 
 from memir.errors import InconclusiveError
+from memir.frontend.accumulate import accumulate_in_place
 from memir.frontend.answers import Answers, Handler
 from memir.frontend.attempts import trace_symbolically
 from memir.frontend.composites import cpp_composites
-from memir.frontend.cuda import HANDLERS, cuda_kernels
+from memir.frontend.cuda import HANDLERS
 from memir.frontend.failures import explained
 from memir.frontend.fake import Extent, Fake, fake_batch, make_mode, move_to_fake
+from memir.frontend.functions import target_functions
 from memir.frontend.load_build import CudaMeans
 from memir.frontend.load_eager import eager_only
 from memir.frontend.load_import import user_scope
@@ -90,8 +92,7 @@ def trace_once(
         stack.enter_context(enable_python_dispatcher())
         stack.enter_context(cpp_composites(recipe.target))
         stack.enter_context(tracing.modules.active())
-        if recipe.target == "cuda":
-            stack.enter_context(cuda_kernels())
+        stack.enter_context(target_functions(recipe.target))
         stack.enter_context(_no_collection())
         stack.enter_context(explained(loaded, batch, seq))
         released = None
@@ -101,6 +102,7 @@ def trace_once(
         progress("tracing the step")
         recorder = tracing.steady_step()
     answers.assumptions += without_effect(loaded, recipe)
+    accumulate_in_place(recorder)
     program = lower(recorder, released, loaded.name, domain_of(fake), recipe)
     unknown = without_rule(recipe.target, (op for _, op in program.ops()))
     if unknown:
