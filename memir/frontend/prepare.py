@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Callable
+from importlib.metadata import version
 from typing import Any
 
 from torch import nn
@@ -51,6 +52,9 @@ def _inject_lora(module: nn.Module, lora: Lora) -> nn.Module:
                 "PEFT has no default LoRA targets for this model",
                 hint=f"name them:  --lora r={lora.r},targets=NAME,...\n{known}",
             ) from error
+        if isinstance(error, AttributeError):  # PEFT 0.14 calls .get() on whatever a model has as `config`
+            hint = "a newer PEFT may:  pip install --upgrade peft"
+            raise UsageError(f"PEFT {version('peft')} cannot adapt this model: {error}", hint=hint) from error
         raise UsageError(f"LoRA targets match nothing: {', '.join(lora.targets)}", hint=known) from error
     return adapted
 
