@@ -77,7 +77,7 @@ def _layer_norm_backward_cpu(operands: Sequence[Value], results: Sequence[Value]
     return 2 * numel(results[1]) * ITEMSIZE[operands[0].dtype]
 
 
-def _safe_softmax_cpu(operands: Sequence[Value], results: Sequence[Value]) -> Size:
+def _safe_softmax(operands: Sequence[Value], results: Sequence[Value]) -> Size:
     """aten/src/ATen/native/transformers/attention.cpp, _safe_softmax: isneginf, its all() over rows, and a scalar."""
     rows = ONE
     for extent in operands[0].shape[:-1]:
@@ -139,7 +139,8 @@ _SCRATCH: dict[tuple[str, str], Scratch] = {
     ("cpu", "aten._scaled_dot_product_flash_attention_for_cpu"): _flash_cpu,
     ("cpu", "aten._scaled_dot_product_flash_attention_for_cpu_backward"): _flash_cpu_backward,
     ("cpu", "aten.native_layer_norm_backward"): _layer_norm_backward_cpu,
-    ("cpu", "aten._safe_softmax"): _safe_softmax_cpu,
+    ("cpu", "aten._safe_softmax"): _safe_softmax,
+    ("cuda", "aten._safe_softmax"): _safe_softmax,
     ("cpu", "aten.sort"): _sort_cpu,
     ("cuda", "aten._scaled_dot_product_flash_attention_backward"): _flash_cuda_backward,
     **{("cpu", f"aten.{name}.Tensor"): _cast_operands_cpu for name in _ELEMENTWISE},
