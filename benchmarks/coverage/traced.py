@@ -21,8 +21,9 @@ BATCH, SEQ = 3, 160  # no size of a tiny config, so that nothing is equal by cha
 class TraceRun:
     """Outcome of `trace_step`.
 
-    `outcome` is "symbolic" (B and S stayed symbols), "fit" (concrete traces and verified polynomials), "exit N" (an error for
-    people with that exit code), or "crash" (any other exception: a bug in memir). `conditions` is the program's domain.
+    `outcome` is "symbolic" (B and S stayed symbols), "pinned" (they did, but the domain allows one value only), "fit" (concrete
+    traces and verified polynomials), "exit N" (an error for people with that exit code), or "crash" (any other exception: a bug in
+    memir). `conditions` is the program's domain.
     """
 
     outcome: str
@@ -43,8 +44,11 @@ def trace_step(model_type: str, dtype: str) -> TraceRun:
         except Exception as error:  # a boundary: a crash is a result of the benchmark, and the table says so
             return TraceRun("crash", (), 0, _flat(f"{type(error).__name__}: {error}", folder))
     ops = sum(len(phase.ops) for phase in traced.program.phases if not any(isinstance(op, Repeat) for op in phase.ops))
+    domain = traced.program.domain
+    if any(re.fullmatch(r"[BS] == \d+", condition) for condition in domain):
+        return TraceRun("pinned", domain, ops, f"the program holds only where {' and '.join(domain)}")
     reason = "" if traced.method == "symbolic" else "; ".join(a for a in traced.assumptions if "symbolic" in a)
-    return TraceRun(traced.method, traced.program.domain, ops, _flat(reason, folder))
+    return TraceRun(traced.method, domain, ops, _flat(reason, folder))
 
 
 def _flat(text: str, folder: str) -> str:
