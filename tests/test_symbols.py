@@ -7,8 +7,9 @@ import sympy
 import torch
 from torch import nn
 
+from memir.frontend.domains import conditions_of
 from memir.frontend.fake import make_mode, move_to_fake
-from memir.frontend.symbols import _decided, conditions_of
+from memir.frontend.symbols import _decided
 
 B, S = sympy.symbols("B S", integer=True, positive=True)
 

@@ -9,12 +9,13 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from memir.errors import InconclusiveError, MemirError
+from memir.frontend.domains import broken_at
 from memir.frontend.fake import Extent, Fake
 from memir.frontend.fit import fit_programs
 from memir.frontend.loaded import LoadedModel
 from memir.frontend.symbols import specialization_site, specialized
 from memir.ir.core import Program
-from memir.ir.domain import Condition, widened
+from memir.ir.domain import widened
 from memir.recipe import Recipe
 
 if TYPE_CHECKING:
@@ -49,26 +50,19 @@ class Attempts:
             return self._fitted({"B": self.batch, "S": self.seq}, error.message, error)
         if lost:
             return self._fitted(lost, self.site, None)
-        outside = self._outside(traced.program)
-        return self._pinned(traced, outside) if outside else traced
+        return self._pinned(traced, self.outside) if self.outside else traced
 
-    def _outside(self, program: Program) -> dict[str, int]:
-        """Symbols in conditions of the domain that do not hold at the asked point: name -> asked value."""
-        asked = {"B": self.batch, "S": self.seq}
-        broken: set[str] = set()
-        for text in program.domain:
-            condition = Condition.read(text)
-            if condition is None or condition.holds(asked) is False:
-                broken |= (condition.symbols() if condition else frozenset(asked)) & asked.keys()
-        return {name: asked[name] for name in sorted(broken)}
-
-    site = ""
+    site = ""  # the line that fixed a symbol
+    outside: dict[str, int] = {}  # symbols in guards that do not hold at the asked point: name -> asked value
 
     def _symbolic(self, batch: int, seq: int) -> tuple[Traced, dict[str, int]]:
         traced, fake = self.once(self.load, self.recipe, Extent("B", batch, True), Extent("S", seq, True), self.progress)
         lost = specialized(fake)
         if lost:
             self.site = specialization_site(fake)
+        else:
+            asked = {"B": self.batch, "S": self.seq}
+            self.outside = {name: asked[name] for name in sorted(broken_at(fake, asked))}
         return traced, lost
 
     def _retry(self, batch: int, seq: int) -> tuple[Traced | None, dict[str, int]]:

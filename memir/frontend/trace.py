@@ -22,6 +22,7 @@ from memir.frontend.answers import Answers, Handler
 from memir.frontend.attempts import trace_symbolically
 from memir.frontend.composites import cpp_composites
 from memir.frontend.cuda import HANDLERS
+from memir.frontend.domains import domain_of
 from memir.frontend.failures import explained
 from memir.frontend.fake import Extent, Fake, fake_batch, make_mode, move_to_fake
 from memir.frontend.functions import target_functions
@@ -39,7 +40,7 @@ from memir.frontend.quiet import quiet
 from memir.frontend.record import Recorder
 from memir.frontend.residents import Residents
 from memir.frontend.saved import saved_storages
-from memir.frontend.symbols import SizeReader, domain_of
+from memir.frontend.symbols import SizeReader
 from memir.ir.core import Program
 from memir.ir.opset import without_rule
 from memir.recipe import Recipe
