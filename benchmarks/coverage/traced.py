@@ -21,9 +21,9 @@ BATCH, SEQ = 3, 160  # no size of a tiny config, so that nothing is equal by cha
 class TraceRun:
     """Outcome of `trace_step`.
 
-    `outcome` is "symbolic" (B and S stayed symbols), "pinned" (they did, but the domain allows one value only), "fit" (concrete
-    traces and verified polynomials), "exit N" (an error for people with that exit code), or "crash" (any other exception: a bug in
-    memir). `conditions` is the program's domain.
+    `outcome` is "symbolic" (B and S stayed symbols), "pinned" (they did, but the domain allows one value only), "fit"
+    (concrete traces and verified polynomials), "exit N" (an error for people with that exit code), or "crash" (any other
+    exception: a bug in memir). `conditions` is the program's domain.
     """
 
     outcome: str
