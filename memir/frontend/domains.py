@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from fractions import Fraction
+from functools import reduce
 from math import ceil, floor, gcd
 from typing import Any
 
@@ -25,9 +26,20 @@ def domain_of(fake: Fake) -> tuple[str, ...]:
     plain: list[Any] = []
     tangled: list[Any] = []
     for guard in _guards(fake):
-        text = _condition(guard)
-        (tangled if (text and Condition.read(text) is None) or guard.atoms(sympy.Mod) else plain).append(guard)
+        (plain if _is_plain(guard) else tangled).append(guard)
     return conditions_of(plain, lowest, _as_a_set(tangled, fake))
+
+
+def _is_plain(relation: Any) -> bool:
+    """Whether a condition says it well: a bound or an exception of one symbol, or a remainder of one by a number."""
+    condition = Condition.read(_condition(relation))
+    if condition is None:
+        return not _condition(relation)
+    return (
+        len(relation.free_symbols) == 1
+        and all(isinstance(atom, str) for monomial, _ in condition.left.terms for atom, _ in monomial)
+        and condition.modulus.is_constant
+    )
 
 
 def broken_at(fake: Fake, point: Mapping[str, int]) -> set[str]:
@@ -45,12 +57,13 @@ def broken_at(fake: Fake, point: Mapping[str, int]) -> set[str]:
 def _guards(fake: Fake) -> list[Any]:
     names = {symbol: sympy.Symbol(name, integer=True, positive=True) for symbol, name in fake.names.items()}
     found = [guard.expr.xreplace(names) for guard in fake.shape_env.guards]
-    return [relation for relation in dict.fromkeys(found) if relation not in (sympy.true, True)]
+    return [relation for relation in dict.fromkeys(found) if getattr(relation, "free_symbols", None)]
 
 
 def _as_a_set(relations: Sequence[Any], fake: Fake) -> list[str]:
     """Relations that say little by themselves (padding to a multiple of S % 64 and the like), as the lengths where all hold:
-    bounds and a remainder of S. Lengths are looked through up to 8,192, and so far the conditions then reach.
+    bounds and a remainder of S. Those that hold for all lengths and batches looked through (up to 8,192 and 256) are left out;
+    where some do not, the conditions reach as far as was looked.
     """
     if not relations or "S" not in fake.names.values():
         return [str(relation) for relation in relations]
@@ -59,15 +72,21 @@ def _as_a_set(relations: Sequence[Any], fake: Fake) -> list[str]:
     reach = max(_REACH, 2 * hint)
     lengths = np.arange(LEAST, reach + 1, dtype=np.int64)
     holds = np.ones(lengths.shape, dtype=bool)
+    said: list[str] = []
     for relation in relations:
         test = _compiled(relation)
-        for batch in _BATCHES:
-            holds &= np.broadcast_to(test(batch, lengths), lengths.shape)
+        by_batch = [np.broadcast_to(test(batch, lengths), lengths.shape) for batch in _BATCHES]
+        if all((found == by_batch[0]).all() for found in by_batch):
+            holds &= by_batch[0]
+        else:  # it depends on B too
+            said.append(_condition(relation))
     valid = lengths[holds]
-    if hint not in valid:  # the hint's own batch is none of those tried
-        return [str(relation) for relation in relations]
+    if hint not in valid:
+        return [_condition(relation) for relation in relations]
+    if len(valid) == len(lengths):
+        return said
     step, first, last = _progression(valid.tolist(), hint)
-    said = [f"S % {step} == {hint % step}"] if step > 1 else []
+    said += [f"S % {step} == {hint % step}"] if step > 1 else []
     said += [f"S >= {first}"] if first > LEAST + step - 1 else []
     return [*said, f"S <= {last}"]
 
@@ -88,18 +107,25 @@ def _progression(valid: list[int], hint: int) -> tuple[int, int, int]:
 
 def _compiled(relation: Any) -> Callable[[int, Any], Any]:
     """The relation as a function of B and an array of S; torch's integer functions are numpy's."""
-    functions = {
-        "FloorDiv": lambda a, b: a // b,
-        "CleanDiv": lambda a, b: a // b,
-        "CeilDiv": lambda a, b: -(-a // b),
-        "Mod": lambda a, b: a % b,
-        "PythonMod": lambda a, b: a % b,
-        "Max": lambda *v: np.maximum.reduce(np.broadcast_arrays(*v)),
-        "Min": lambda *v: np.minimum.reduce(np.broadcast_arrays(*v)),
-    }
+    for kind, combine in ((sympy.Or, np.logical_or), (sympy.And, np.logical_and)):
+        if isinstance(relation, kind):
+            parts = [_compiled(part) for part in relation.args]
+            return lambda batch, lengths: reduce(combine, [part(batch, lengths) for part in parts])
     symbols = [sympy.Symbol(name, integer=True, positive=True) for name in ("B", "S")]
-    compiled: Callable[[int, Any], Any] = sympy.lambdify(symbols, relation, modules=[functions, "numpy"])
+    remainder = sympy.Function("remainder")  # sympy prints a % b without the parentheses that torch's Mod needs
+    named = relation.replace(lambda e: type(e).__name__ in ("Mod", "PythonMod"), lambda e: remainder(*e.args))
+    compiled: Callable[[int, Any], Any] = sympy.lambdify(symbols, named, modules=[_NUMPY])
     return compiled
+
+
+_NUMPY: dict[str, Callable[..., Any]] = {
+    "FloorDiv": lambda a, b: a // b,
+    "CleanDiv": lambda a, b: a // b,
+    "CeilDiv": lambda a, b: -(-a // b),
+    "remainder": lambda a, b: a % b,
+    **dict.fromkeys(("max", "Max"), lambda *values: reduce(np.maximum, values)),
+    **dict.fromkeys(("min", "Min"), lambda *values: reduce(np.minimum, values)),
+}
 
 
 def conditions_of(guards: Iterable[Any], lowest: Mapping[str, int], further: Sequence[str] = ()) -> tuple[str, ...]:
@@ -181,7 +207,7 @@ def _tightest(conditions: list[str]) -> list[str]:
             if (left, operation) not in best:
                 best[left, operation] = bound
             best[left, operation] = (min if operation == "<=" else max)(best[left, operation], bound)
-        elif left.isidentifier() and operation == "!=" and right in ("0", "1"):
+        elif left.isidentifier() and operation == "!=" and right.lstrip("-").isdigit() and int(right) < LEAST:
             continue
         else:
             others.append(text)
