@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import argparse
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 
 from benchmarks.accuracy_cpu.cases import Case, all_cases
 from benchmarks.accuracy_cpu.pool import each_in_fresh_process
@@ -13,6 +13,7 @@ from benchmarks.accuracy_cpu.table import (
     MEASURED,
     RESULTS,
     MeasuredRow,
+    Row,
     compare,
     read_measured,
     summary,
@@ -43,12 +44,12 @@ def main() -> int:
     if lacking:
         print(f"not measured yet: {', '.join(lacking)}  (--measure)", file=sys.stderr)
         return 2
-    found = _each(predicted, cases, options.jobs)
-    rows = {case.name: compare(case, truth[case.name], found[case.name]) for case in cases}
-    for row in rows.values():
+    rows: dict[str, Row] = {}
+    for case, figures in _each(predicted, cases, options.jobs):
+        row = rows[case.name] = compare(case, truth[case.name], figures)
         if row.verdict not in ("exact", "within 1 KiB") or options.only:
             differences = (row.start_difference, row.peak_difference, row.end_difference)
-            print(f"{row.case:36}", *(f"{d:+13,}" for d in differences), f" {row.verdict}  {row.reason}")
+            print(f"{row.case:36}", *(f"{d:+13,}" for d in differences), f" {row.verdict}  {row.reason}", flush=True)
     print(summary(rows))
     if not options.only:
         write(RESULTS, rows.values())
@@ -57,33 +58,26 @@ def main() -> int:
 
 def measure(cases: list[Case], known: set[str], jobs: int) -> int:
     """Runs the cases and writes measured.csv; rows of other cases stay, those of cases that are no more go."""
-    found = _each(measured, cases, jobs)
     rows = {name: row for name, row in read_measured().items() if name in known}
     failed = 0
-    for case in cases:
-        figures = found[case.name]
+    for case, figures in _each(measured, cases, jobs):
         if figures.error:
             failed += 1
-            print(f"{case.name}: {figures.error}")
+            print(f"{case.name}: {figures.error}", flush=True)
             continue
         rows[case.name] = MeasuredRow(
             case.name, case.batch, case.seq, figures.at_start, figures.peak, figures.at_end, figures.peak_op, **versions()
         )
-    if rows:
         write(MEASURED, rows.values())
     print(f"{len(cases) - failed} measured, {failed} failed")
     return 1 if failed else 0
 
 
-def _each(work: Callable[[Case], Figures], cases: list[Case], jobs: int) -> dict[str, Figures]:
-    found: dict[str, Figures] = {}
-    for figures in each_in_fresh_process(work, cases, jobs):
-        found[figures.case] = figures
+def _each(work: Callable[[Case], Figures], cases: list[Case], jobs: int) -> Iterator[tuple[Case, Figures]]:
+    for number, (case, figures) in enumerate(zip(cases, each_in_fresh_process(work, cases, jobs), strict=True), start=1):
         if sys.stderr.isatty():
-            print(f"\r\x1b[K{len(found)}/{len(cases)} {figures.case}", end="", file=sys.stderr, flush=True)
-    if sys.stderr.isatty():
-        print("\r\x1b[K", end="", file=sys.stderr)
-    return found
+            print(f"\r\x1b[K{number}/{len(cases)} {case.name}", end="\r", file=sys.stderr, flush=True)
+        yield case, figures
 
 
 if __name__ == "__main__":

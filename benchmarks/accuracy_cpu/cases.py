@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from benchmarks.accuracy_cpu.models import CONFIGS, EAGER_ONLY, FILES, LORA_TARGETS, WITH_DROPOUT
+from benchmarks.accuracy_cpu.models import CONFIGS, DEFAULT_SHAPE, EAGER_ONLY, FILES, LORA_TARGETS, SHAPES, WITH_DROPOUT
 from memir.recipe import Lora, Recipe
 
 _EVERYWHERE = ("plain", "checkpoint", "lora", "keep-outputs")
@@ -30,7 +30,6 @@ _THOROUGH = (  # for the models in _THOROUGHLY, besides those above
     "accumulate-clip-zero-first",
 )
 _THOROUGHLY = ("gpt2", "llama", "gemma3_text", "bloom", "mixtral", "examples/llama.py")
-_SHAPES = ((2, 128), (3, 96), (4, 64), (2, 192), (1, 256), (2, 100))  # (batch, sequence length), taken in turn by the models
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,6 +94,6 @@ def all_cases() -> list[Case]:
     """Every case, in the order of models and recipes."""
     cases = []
     for number, model in enumerate([*CONFIGS, *FILES]):
-        batch, seq = _SHAPES[number % len(_SHAPES)]
+        batch, seq = SHAPES.get(model, DEFAULT_SHAPE)
         cases += [Case(model, name, _recipe(name, model), batch, seq) for name in _recipes(model, number)]
     return cases

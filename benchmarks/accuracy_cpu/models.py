@@ -54,7 +54,7 @@ CONFIGS: dict[str, dict[str, Any]] = {
     "gpt2-dropout0": {"model_type": "gpt2", **_GPT2, "resid_pdrop": 0.0, "embd_pdrop": 0.0, "attn_pdrop": 0.0},
     "opt": {
         "model_type": "opt",
-        "vocab_size": 600,
+        "vocab_size": 96,
         "hidden_size": 160,
         "word_embed_proj_dim": 160,
         "ffn_dim": 640,
@@ -65,7 +65,7 @@ CONFIGS: dict[str, dict[str, Any]] = {
     "bloom": {"model_type": "bloom", "vocab_size": 3100, "hidden_size": 192, "n_layer": 3, "n_head": 6},
     "gpt_neox": {
         "model_type": "gpt_neox",
-        "vocab_size": 512,
+        "vocab_size": 88,
         "hidden_size": 160,
         "intermediate_size": 640,
         "num_hidden_layers": 4,
@@ -93,7 +93,7 @@ CONFIGS: dict[str, dict[str, Any]] = {
     },
     "gpt_bigcode": {
         "model_type": "gpt_bigcode",
-        "vocab_size": 560,
+        "vocab_size": 72,
         "n_embd": 160,
         "n_layer": 3,
         "n_head": 5,
@@ -113,7 +113,7 @@ CONFIGS: dict[str, dict[str, Any]] = {
     "mistral": {
         "model_type": "mistral",
         **_LLAMA,
-        "vocab_size": 640,
+        "vocab_size": 80,
         "num_key_value_heads": 3,
         "intermediate_size": 500,
         "sliding_window": None,
@@ -148,7 +148,7 @@ CONFIGS: dict[str, dict[str, Any]] = {
     },
     "falcon": {
         "model_type": "falcon",
-        "vocab_size": 650,
+        "vocab_size": 104,
         "hidden_size": 192,
         "num_hidden_layers": 3,
         "num_attention_heads": 6,
@@ -160,7 +160,7 @@ CONFIGS: dict[str, dict[str, Any]] = {
     "stablelm": {"model_type": "stablelm", **_LLAMA, "num_key_value_heads": 6, "partial_rotary_factor": 0.25},
     "phi": {
         "model_type": "phi",
-        "vocab_size": 900,
+        "vocab_size": 120,
         "hidden_size": 192,
         "intermediate_size": 700,
         "num_hidden_layers": 3,
@@ -175,10 +175,10 @@ CONFIGS: dict[str, dict[str, Any]] = {
     "qwen2_moe": {"model_type": "qwen2_moe", **_QWEN2_MOE, "experts_implementation": "grouped_mm"},
     "qwen2_moe-loop": {"model_type": "qwen2_moe", **_QWEN2_MOE, "experts_implementation": "eager"},
     "deepseek_v3": {"model_type": "deepseek_v3", **_DEEPSEEK_V3, "experts_implementation": "grouped_mm"},
-    "deepseek_v3-loop": {"model_type": "deepseek_v3", **_DEEPSEEK_V3, "vocab_size": 500, "experts_implementation": "eager"},
+    "deepseek_v3-loop": {"model_type": "deepseek_v3", **_DEEPSEEK_V3, "vocab_size": 136, "experts_implementation": "eager"},
     "olmo2": {"model_type": "olmo2", **_LLAMA},
     "granite": {"model_type": "granite", **_LLAMA},
-    "starcoder2": {"model_type": "starcoder2", **_LLAMA, "vocab_size": 520, "sliding_window": None},
+    "starcoder2": {"model_type": "starcoder2", **_LLAMA, "vocab_size": 112, "sliding_window": None},
 }
 
 # Example files of the repository, and the configuration fields that make them small.
@@ -189,7 +189,7 @@ FILES: dict[str, tuple[str, dict[str, str]]] = {
     ),
     "examples/gpt.py-dropout": (
         "examples/gpt.py",
-        {"n_layer": "2", "n_embd": "160", "n_head": "5", "vocab_size": "550", "block_size": "512", "dropout": "0.1"},
+        {"n_layer": "2", "n_embd": "160", "n_head": "5", "vocab_size": "90", "block_size": "512", "dropout": "0.1"},
     ),
     "examples/llama.py": (
         "examples/llama.py",
@@ -221,3 +221,31 @@ LORA_TARGETS: dict[str, tuple[str, ...]] = {
 
 EAGER_ONLY = ("bloom", "gpt_neo", "gemma2")  # transformers has no sdpa attention for them: "plain" is eager already
 WITH_DROPOUT = ("gpt2", "opt", "biogpt", "gpt_bigcode", "examples/gpt.py-dropout")  # dropout above 0 in the configuration
+
+# (batch, sequence length) of a model's cases. Long ones with a small vocabulary peak in a layer, short ones in the optimizer.
+SHAPES: dict[str, tuple[int, int]] = {
+    "opt": (2, 256),
+    "gpt_neox": (1, 384),
+    "gpt_neo": (3, 96),
+    "codegen": (2, 20),
+    "gpt_bigcode": (2, 256),
+    "biogpt": (4, 64),
+    "llama-tied": (3, 100),
+    "mistral": (2, 256),
+    "mistral-window": (2, 192),
+    "qwen2": (5, 64),
+    "qwen3": (2, 24),
+    "gemma2": (2, 100),
+    "falcon": (1, 448),
+    "stablelm": (3, 128),
+    "phi": (2, 256),
+    "mixtral-batched": (2, 64),
+    "qwen2_moe": (2, 96),
+    "deepseek_v3": (3, 64),
+    "deepseek_v3-loop": (2, 256),
+    "olmo2": (1, 300),
+    "granite": (4, 32),
+    "starcoder2": (2, 320),
+    "examples/gpt.py-dropout": (2, 256),
+}
+DEFAULT_SHAPE = (2, 128)

@@ -10,6 +10,7 @@ import torch.profiler  # noqa: F401
 import transformers.modeling_utils
 import transformers.models.auto.modeling_auto  # noqa: F401
 
+import benchmarks.accuracy_cpu.run  # noqa: F401
 import memir
 
 for module in pkgutil.walk_packages(memir.__path__, "memir."):
