@@ -8,12 +8,12 @@ from collections.abc import Callable
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from memir.errors import InconclusiveError, MemirError
+from memir.errors import InconclusiveError, MemirError, UsageError
 from memir.frontend.domains import broken_at
 from memir.frontend.fake import Extent, Fake
-from memir.frontend.fit import fit_programs
+from memir.frontend.fit import fit_programs, loops_with_length
 from memir.frontend.loaded import LoadedModel
-from memir.frontend.symbols import specialization_site, specialized
+from memir.frontend.symbols import LostSymbolError, specialization_site, specialized
 from memir.ir.core import Program
 from memir.ir.domain import widened
 from memir.recipe import Recipe
@@ -48,15 +48,19 @@ class Attempts:
                     lost = lost_again or lost
         except InconclusiveError as error:
             return self._fitted({"B": self.batch, "S": self.seq}, error.message, error)
-        if lost:
+        if traced is None or lost:
             return self._fitted(lost, self.site, None)
         return self._pinned(traced, self.outside) if self.outside else traced
 
     site = ""  # the line that fixed a symbol
     outside: dict[str, int] = {}  # symbols in guards that do not hold at the asked point: name -> asked value
 
-    def _symbolic(self, batch: int, seq: int) -> tuple[Traced, dict[str, int]]:
-        traced, fake = self.once(self.load, self.recipe, Extent("B", batch, True), Extent("S", seq, True), self.progress)
+    def _symbolic(self, batch: int, seq: int) -> tuple[Traced | None, dict[str, int]]:
+        try:
+            traced, fake = self.once(self.load, self.recipe, Extent("B", batch, True), Extent("S", seq, True), self.progress)
+        except LostSymbolError as error:
+            self.site = specialization_site(error.fake)
+            return None, specialized(error.fake)
         lost = specialized(fake)
         if lost:
             self.site = specialization_site(fake)
@@ -77,7 +81,8 @@ class Attempts:
 
     def _concrete(self, values: dict[str, int], symbols: frozenset[str]) -> Traced:
         extents = [
-            Extent(name, values.get(name, default), name in symbols) for name, default in (("B", self.batch), ("S", self.seq))
+            Extent(name, values.get(name, max(asked, 2)), name in symbols)
+            for name, asked in (("B", self.batch), ("S", self.seq))
         ]
         traced, fake = self.once(self.load, self.recipe, extents[0], extents[1], self.progress)
         if specialized(fake):
@@ -101,17 +106,36 @@ class Attempts:
         return replace(exact, program=replace(exact.program, domain=pinned + others), general=traced.program)
 
     def _fitted(self, lost: dict[str, int], why: str, cause: InconclusiveError | None) -> Traced:
-        """Concrete traces at several points of the lost symbols, and an exact polynomial through each size, verified."""
+        """Concrete traces at several points of the lost symbols, and an exact polynomial through each size, verified.
+
+        B=1 is a number of its own there too: PyTorch takes it apart.
+        """
         self.progress(f"{', '.join(lost)} did not stay symbolic: tracing at several points")
+        fixed = {"B": 1} if self.batch == 1 and (cause is not None or "B" not in lost) else {}
+
+        def concrete(point: dict[str, int], symbols: frozenset[str]) -> Traced:
+            return self._concrete({**point, **fixed}, symbols - fixed.keys())
+
         try:
-            traced = fit_programs(self._concrete, lost, frozenset({"B", "S"} - lost.keys()), self.batch, self.seq)
+            traced = self._looped(concrete, frozenset({"B"} - fixed.keys())) if "S" in lost else None
+            how = "a loop over tokens, its middle collapsed; sizes fitted to traces at small S, verified at others"
+            if traced is None:
+                lost = {name: value for name, value in lost.items() if name not in fixed}
+                traced = fit_programs(concrete, lost, frozenset({"B", "S"} - lost.keys()), self.batch, self.seq)
+                how = "polynomials fitted to concrete traces and verified at others"
         except MemirError as error:  # what the fit met, such as a file that cannot be imported again, is not the reason
             raise (cause or error) from error
-        traced.assumptions.append(
-            f"{' and '.join(sorted(lost))} did not stay symbolic ({why}): "
-            "polynomials fitted to concrete traces and verified at others"
-        )
-        return traced
+        pinned = tuple(f"{name} == {value}" for name, value in fixed.items())
+        domain = pinned + tuple(c for c in traced.program.domain if c.split(" ")[0] not in fixed)
+        traced.assumptions.append(f"{' and '.join(sorted(lost))} did not stay symbolic ({why}): {how}")
+        return replace(traced, program=replace(traced.program, domain=domain))
+
+    def _looped(self, concrete: Callable[[dict[str, int], frozenset[str]], Traced], kept: frozenset[str]) -> Traced | None:
+        """The program of a loop over tokens, or None where there is none that small traces show."""
+        try:
+            return loops_with_length(concrete, kept)
+        except UsageError:  # so short a sequence is not for this model
+            return None
 
 
 def same_at(symbolic: Program, exact: Program, env: dict[str, int]) -> bool:

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 import sympy
 
 from memir.errors import InconclusiveError
+from memir.frontend.loops import collapse, find_loops, lengthened
 from memir.ir.core import Op, Program, Value
 from memir.ir.size import Size
 
@@ -54,6 +55,53 @@ def fit_programs(
     low = {n: min(p[n] for p in [*grid, *further]) for n in names}
     domain = tuple(c for c in first.program.domain if c.split(" ")[0] in kept) + tuple(f"{n} >= {low[n]}" for n in names)
     return replace(first, program=replace(program, domain=domain, dims=("B", "S")), method="fit")
+
+
+def loops_with_length(concrete: Callable[[dict[str, int], frozenset[str]], Traced], kept: frozenset[str]) -> Traced | None:
+    """The program of a model that loops over tokens, with S back; None where the number of operators does not grow with S.
+
+    Fitted through traces at S = 15, 16, 17, checked at 18, and the peak of every phase verified at 23. InconclusiveError
+    where what grows is no loop, or is not exact.
+    """
+    first, *others = _LOOP_LENGTHS
+    shorter = concrete({"S": first - 1}, kept).program
+    traced = concrete({"S": first}, kept)
+    if sum(len(p.ops) for p in shorter.phases) == sum(len(p.ops) for p in traced.program.phases):
+        return None
+    loops = find_loops(shorter, traced.program)
+    programs = [collapse(traced.program, loops)]
+    for length in others:
+        program = concrete({"S": length}, kept).program
+        programs.append(collapse(program, lengthened(loops, length - first)))
+    fit = _Fit(["S"], [(length,) for length in _LOOP_LENGTHS], 3)
+    program = _merged(programs, fit)
+    whole = concrete({"S": _FURTHER}, kept).program
+    for batch in (2, 5) if "B" in kept else (1,):
+        env = {"B": batch, "S": _FURTHER}
+        if _phase_peaks(program, env) != _phase_peaks(whole, env):
+            raise InconclusiveError(f"a loop over tokens does not generalize: its peak at S={_FURTHER} is another")
+    domain = (*(c for c in traced.program.domain if c.split(" ")[0] in kept), f"S >= {first}")
+    return replace(traced, program=replace(program, domain=domain, dims=("B", "S")), method="fit")
+
+
+_LOOP_LENGTHS, _FURTHER = (15, 16, 17, 18), 23
+
+
+def _phase_peaks(program: Program, env: dict[str, int]) -> dict[str, int]:
+    """The largest live bytes of each phase at a point."""
+    nbytes = {s.name: s.nbytes.evaluate(env) for s in program.storages}
+    live = {s.name for s in program.storages if s.live_in}
+    now = sum(nbytes[name] for name in live)
+    peaks: dict[str, int] = {}
+    for phase, op in program.ops():
+        for value in op.results:
+            if value.storage not in live:
+                live.add(value.storage)
+                now += nbytes[value.storage]
+        peaks[phase.name] = max(peaks.get(phase.name, 0), now + op.scratch.evaluate(env))
+        live.difference_update(op.frees)
+        now -= sum(nbytes[name] for name in op.frees)
+    return peaks
 
 
 class _Fit:

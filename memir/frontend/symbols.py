@@ -60,6 +60,14 @@ def specialized(fake: Fake) -> dict[str, int]:
     return found
 
 
+class LostSymbolError(InconclusiveError):
+    """The forward alone has turned a symbol into a number: the rest of the step need not be traced."""
+
+    def __init__(self, fake: Fake) -> None:
+        super().__init__("a size did not stay symbolic", where=specialization_site(fake))
+        self.fake = fake
+
+
 def specialization_site(fake: Fake) -> str:
     """The line of whose code fixed a symbol: from the stack that PyTorch keeps with the guard."""
     for guard in fake.shape_env.guards:

@@ -40,7 +40,7 @@ from memir.frontend.quiet import quiet
 from memir.frontend.record import Recorder
 from memir.frontend.residents import Residents
 from memir.frontend.saved import saved_storages
-from memir.frontend.symbols import SizeReader
+from memir.frontend.symbols import LostSymbolError, SizeReader, specialized
 from memir.ir.core import Program
 from memir.ir.opset import without_rule
 from memir.recipe import Recipe
@@ -100,6 +100,8 @@ def trace_once(
         if recipe.mode == "train":
             progress("tracing the forward without gradients")
             released = tracing.forward()
+            if specialized(fake):
+                raise LostSymbolError(fake)
         progress("tracing the step")
         recorder = tracing.steady_step()
     answers.assumptions += without_effect(loaded, recipe)
