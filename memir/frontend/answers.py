@@ -90,6 +90,8 @@ class Answers:
     def _scalar(self, recorder: Recorder, func: Any, args: Any, kwargs: Any) -> Any:
         if getattr(args[0], "constant", None) is not None:
             return func(*args, **kwargs)
+        if recorder.phase.endswith("optimizer") and args[0].is_floating_point():
+            return 1.0  # an optimizer scales by it (torch/optim/_adafactor.py, the parameter's norm); memory does not follow it
         return self._ask(recorder, args, lambda tensors: func(*tensors, **kwargs))
 
     def _nonzero(self, recorder: Recorder, func: Any, args: Any, kwargs: Any) -> Any:

@@ -11,6 +11,7 @@ from typing import Any
 
 import torch
 from torch._C import DispatchKey
+from torch._decomp import decompositions
 
 aten = torch.ops.aten
 
@@ -48,6 +49,14 @@ def _one_hot_cuda(index: torch.Tensor, num_classes: int = -1) -> torch.Tensor:
     return encoded.scatter_(-1, index.unsqueeze(-1), 1)
 
 
+def _matmul(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
+    """aten/src/ATen/native/LinearAlgebra.cpp, `_matmul_impl`: a batched product is no view of the flat one (`_unsafe_view`), so
+    changing it in place costs nothing in backward. The Python decomposition returns a view.
+    """
+    product: torch.Tensor = decompositions.matmul(a, b)
+    return aten._unsafe_view(product, product.shape) if product._is_view() else product
+
+
 def _attention_math(
     query: torch.Tensor,
     key: torch.Tensor,
@@ -75,8 +84,7 @@ def _attention_math(
         attn_mask = torch.where(attn_mask, 0.0, torch.scalar_tensor(-torch.inf, dtype=query.dtype))
     if enable_gqa:
         key, value = (t.repeat_interleave(query.size(-3) // t.size(-3), -3) for t in (key, value))
-    product = query @ (key.transpose(-2, -1) * factor)
-    scores = aten._unsafe_view(product, product.shape)  # as LinearAlgebra.cpp, `_matmul_impl`, returns it: not a view
+    scores = query @ (key.transpose(-2, -1) * factor)
     if attn_mask is not None:
         scores.add_(attn_mask)
     weights = torch._safe_softmax(scores, -1)
@@ -86,17 +94,13 @@ def _attention_math(
 
 
 _KEYS = (DispatchKey.CompositeImplicitAutograd, DispatchKey.Autograd)
+_BOTH: dict[Any, Callable[..., Any]] = {
+    aten.matmul.default: _matmul,
+    aten._scaled_dot_product_attention_math.default: _attention_math,
+}
 _KERNELS: dict[str, dict[Any, Callable[..., Any]]] = {
-    "cpu": {
-        aten.dropout.default: _dropout_cpu,
-        aten.one_hot.default: _one_hot_cpu,
-        aten._scaled_dot_product_attention_math.default: _attention_math,
-    },
-    "cuda": {
-        aten.dropout.default: _dropout_cuda,
-        aten.one_hot.default: _one_hot_cuda,
-        aten._scaled_dot_product_attention_math.default: _attention_math,
-    },
+    "cpu": {aten.dropout.default: _dropout_cpu, aten.one_hot.default: _one_hot_cpu, **_BOTH},
+    "cuda": {aten.dropout.default: _dropout_cuda, aten.one_hot.default: _one_hot_cuda, **_BOTH},
 }
 
 

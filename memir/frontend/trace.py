@@ -166,6 +166,7 @@ class _Tracing:
         step = Step(self.module, self.loaded.call, recipe, optimizer, recorder.on_phase, recorder.on_event, on_loss)
         if optimizer is not None:
             with recorder:
+                recorder.on_phase("optimizer")
                 for parameter in step.parameters:
                     parameter.grad = torch.empty_strided(parameter.size(), parameter.stride(), dtype=parameter.dtype)
                 optimizer.step()
