@@ -101,10 +101,13 @@ def summary(rows: list[Row]) -> str:
     """How many ran, how many were traced in which way, and the reason of each of the others."""
     ran = [row for row in rows if row.ran]
     symbolic = [row for row in ran if row.traced == "symbolic"]
-    share = f" ({100 * len(symbolic) / len(ran):.1f} %)" if ran else ""
+    fitted = [row for row in ran if row.traced == "fit"]
+    both = len(symbolic) + len(fitted)
+    share = f" ({100 * both / len(ran):.1f} %)" if ran else ""
     lines = [
         f"{len(rows)} model types, {len(ran)} run one real training step",
-        f"{len(symbolic)} of these{share} are traced with both symbols intact",
+        f"{both} of these{share} are traced with B and S in every size: {len(symbolic)} with both as symbols of one trace,",
+        f"  {len(fitted)} with S fitted to traces at several lengths and verified at others",
     ]
     lines += [f"  {row.model_type}: {row.traced}: {row.reason}" for row in ran if row.traced != "symbolic"]
     if len(ran) < len(rows):
