@@ -12,6 +12,7 @@ from benchmarks.coverage import tiny
 from benchmarks.coverage.isolate import ChildError, isolated
 from benchmarks.coverage.real import real_step
 from benchmarks.coverage.run import COLUMNS, Row, summary, write_table
+from benchmarks.coverage.traced import is_pinned
 
 TYPES = tiny.model_types()
 
@@ -91,15 +92,22 @@ def row(model_type: str, traced: str, reason: str = "") -> Row:
 def test_summary_counts_and_gives_every_reason():
     rows = [
         row("a", "symbolic"),
-        row("b", "symbolic"),
+        row("b", "fit", "a loop"),
         row("c", "exit 3", "asks data (m.py:3)"),
         row("d", "", "ImportError: x"),
     ]
     text = summary(rows)
     assert "4 model types, 3 run one real training step" in text
-    assert "2 of these (66.7 %) are traced with both symbols intact" in text
+    assert "2 of these (66.7 %) are traced with B and S in every size: 1 with both" in text
+    assert "  b: fit: a loop" in text
     assert "  c: exit 3: asks data (m.py:3)" in text
     assert "  d: ImportError: x" in text
+
+
+def test_pinned_is_one_value_however_it_is_said():
+    assert is_pinned(("B >= 2", "S == 160"))
+    assert is_pinned(("B >= 2", "S >= 160", "S <= 160"))
+    assert not is_pinned(("B >= 2", "S >= 129", "S <= 192", "S % 32 == 0"))
 
 
 def test_table_is_sorted(tmp_path):

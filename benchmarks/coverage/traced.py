@@ -45,10 +45,16 @@ def trace_step(model_type: str, dtype: str) -> TraceRun:
             return TraceRun("crash", (), 0, _flat(f"{type(error).__name__}: {error}", folder))
     ops = sum(len(phase.ops) for phase in traced.program.phases if not any(isinstance(op, Repeat) for op in phase.ops))
     domain = traced.program.domain
-    if any(re.fullmatch(r"[BS] == \d+", condition) for condition in domain):
+    if is_pinned(domain):
         return TraceRun("pinned", domain, ops, f"the program holds only where {' and '.join(domain)}")
     reason = "" if traced.method == "symbolic" else "; ".join(a for a in traced.assumptions if "symbolic" in a)
     return TraceRun(traced.method, domain, ops, _flat(reason, folder))
+
+
+def is_pinned(domain: tuple[str, ...]) -> bool:
+    """Whether the conditions leave one value of B or of S: `S == 160`, or `S >= 160` with `S <= 160`."""
+    bounds = {tuple(condition.split(" ")) for condition in domain if re.fullmatch(r"[BS] [<>=]= \d+", condition)}
+    return any(sign == "==" or (sign == ">=" and (name, "<=", value) in bounds) for name, sign, value in bounds)
 
 
 def _flat(text: str, folder: str) -> str:
