@@ -87,7 +87,15 @@ def analyze(
     progress("computing the peak")
     env = {name: value for name, value in point.items() if name in traced.program.dims}
     subject = _subject(loaded, traced)
-    return build_report(traced.program, env, recipe, subject, general=traced.general, assumptions=traced.assumptions)
+    return build_report(
+        traced.program,
+        env,
+        recipe,
+        subject,
+        general=traced.general,
+        assumptions=traced.assumptions,
+        inconclusive=traced.inconclusive,
+    )
 
 
 def _trace(

@@ -17,7 +17,7 @@ from typing import Any, NoReturn
 import click
 
 from memir import __version__
-from memir.errors import EXIT_INTERNAL, EXIT_OK, EXIT_USAGE, MemirError
+from memir.errors import EXIT_INTERNAL, EXIT_OK, EXIT_USAGE, MemirError, UsageError
 
 COMMANDS = {
     "analyze": "Peak memory of a training step: number, formula, place, and what is alive there.",
@@ -79,6 +79,9 @@ class Memir(click.Group):
     ) -> NoReturn:
         """Run and exit: a number that a command returns, or gives to `ctx.exit`, is the exit code."""
         extra.pop("standalone_mode", None)
+        for name, mode in (("stdin", "r"), ("stdout", "w"), ("stderr", "w")):
+            if getattr(sys, name) is None:  # the shell closed it: nothing comes from it, and nothing can be written to it
+                setattr(sys, name, open(os.devnull, mode, encoding="utf-8"))  # noqa: SIM115 (open as long as the process)
         settings = Settings(traceback=os.environ.get("MEMIR_TRACEBACK", "") not in ("", "0"))
         try:
             result = super().main(args, prog_name or "memir", standalone_mode=False, obj=settings, **extra)
@@ -95,6 +98,9 @@ class Memir(click.Group):
         except (ReaderGoneError, BrokenPipeError):
             silence_stdout()
             code = EXIT_BROKEN_PIPE
+        except OSError as error:  # a full disk under stdout, say
+            code = report_error(UsageError(f"cannot read or write: {error.strerror or error}"), settings)
+            silence_stdout()
         except Exception as error:  # the process's boundary: whatever else arrives here is a bug in memir
             code = report_error(error, settings)
         sys.exit(code)

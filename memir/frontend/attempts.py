@@ -123,12 +123,26 @@ class Attempts:
                 lost = {name: value for name, value in lost.items() if name not in fixed}
                 traced = fit_programs(concrete, lost, frozenset({"B", "S"} - lost.keys()), self.batch, self.seq)
                 how = "polynomials fitted to concrete traces and verified at others"
+        except InconclusiveError as error:
+            return self._at_the_point(why, cause or error)
         except MemirError as error:  # what the fit met, such as a file that cannot be imported again, is not the reason
             raise (cause or error) from error
         pinned = tuple(f"{name} == {value}" for name, value in fixed.items())
         domain = pinned + tuple(c for c in traced.program.domain if c.split(" ")[0] not in fixed)
         traced.assumptions.append(f"{' and '.join(sorted(lost))} did not stay symbolic ({why}): {how}")
         return replace(traced, program=replace(traced.program, domain=domain))
+
+    def _at_the_point(self, why: str, error: InconclusiveError) -> Traced:
+        """The step at the asked B and S as numbers, where no formula could be proven: the bytes hold there and nowhere else."""
+        values = {"B": self.batch, "S": self.seq}
+        self.progress("no formula holds: tracing the asked point alone")
+        try:
+            exact = self._concrete(values, frozenset())
+        except MemirError:
+            raise error from None
+        exact.inconclusive.append(f"no formula in B and S: {error.message}" + (f" ({why})" if why != error.message else ""))
+        pinned = tuple(f"{name} == {value}" for name, value in values.items())
+        return replace(exact, program=replace(exact.program, domain=pinned))
 
     def _looped(self, concrete: Callable[[dict[str, int], frozenset[str]], Traced], kept: frozenset[str]) -> Traced | None:
         """The program of a loop over tokens, or None where there is none that small traces show."""

@@ -57,6 +57,17 @@ def _matmul(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
     return aten._unsafe_view(product, product.shape) if product._is_view() else product
 
 
+def _linear(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None = None) -> torch.Tensor:
+    """aten/src/ATen/native/Linear.cpp, `linear`: one addmm where rows lie together, else the bias is added in place."""
+    if bias is None:
+        return torch.matmul(x, weight.t())
+    if x.dim() == 2:
+        return torch.addmm(bias, x, weight.t())
+    if x.dim() > 2 and x.is_contiguous():
+        return torch.addmm(bias, x.reshape(-1, x.shape[-1]), weight.t()).view([*x.shape[:-1], weight.shape[0]])
+    return torch.matmul(x, weight.t()).add_(bias)
+
+
 def _attention_math(
     query: torch.Tensor,
     key: torch.Tensor,
@@ -96,6 +107,7 @@ def _attention_math(
 _KEYS = (DispatchKey.CompositeImplicitAutograd, DispatchKey.Autograd)
 _BOTH: dict[Any, Callable[..., Any]] = {
     aten.matmul.default: _matmul,
+    aten.linear.default: _linear,
     aten._scaled_dot_product_attention_math.default: _attention_math,
 }
 _KERNELS: dict[str, dict[Any, Callable[..., Any]]] = {

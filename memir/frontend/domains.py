@@ -33,7 +33,7 @@ def domain_of(fake: Fake) -> tuple[str, ...]:
 def _is_plain(relation: Any) -> bool:
     """Whether a condition says it well: a bound or an exception of one symbol, or a remainder of one by a number."""
     condition = Condition.read(_condition(relation))
-    if condition is None:
+    if condition is None or not condition.symbols():
         return not _condition(relation)
     return (
         len(relation.free_symbols) == 1
@@ -75,7 +75,7 @@ def _as_a_set(relations: Sequence[Any], fake: Fake) -> list[str]:
     said: list[str] = []
     for relation in relations:
         test = _compiled(relation)
-        by_batch = [np.broadcast_to(test(batch, lengths), lengths.shape) for batch in _BATCHES]
+        by_batch = [_everywhere(test, batch, lengths) for batch in _BATCHES]
         if all((found == by_batch[0]).all() for found in by_batch):
             holds &= by_batch[0]
         else:  # it depends on B too
@@ -89,6 +89,14 @@ def _as_a_set(relations: Sequence[Any], fake: Fake) -> list[str]:
     said += [f"S % {step} == {hint % step}"] if step > 1 else []
     said += [f"S >= {first}"] if first > LEAST + step - 1 else []
     return [*said, f"S <= {last}"]
+
+
+def _everywhere(test: Callable[[int, Any], Any], batch: int, lengths: Any) -> Any:
+    """The truth of a relation at each length."""
+    try:
+        return np.broadcast_to(test(batch, lengths), lengths.shape)
+    except ValueError:  # a relation that cannot be computed for all lengths at once: cases, `and`
+        return np.fromiter((bool(test(batch, int(length))) for length in lengths), dtype=bool, count=len(lengths))
 
 
 def _progression(valid: list[int], hint: int) -> tuple[int, int, int]:

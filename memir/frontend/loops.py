@@ -9,7 +9,7 @@ verified against a whole trace at another S (`memir.frontend.fit`).
 
 from __future__ import annotations
 
-from collections import defaultdict
+from collections import Counter, defaultdict
 from dataclasses import dataclass, replace
 
 from memir.errors import InconclusiveError
@@ -17,7 +17,7 @@ from memir.ir.core import Op, Phase, Program, Value
 from memir.ir.size import ONE, ZERO, Size
 
 KEPT = 3  # iterations that stay as they are at each end of a loop
-_WINDOW = 40  # operators that must agree after an inserted iteration
+_WINDOW = 12  # operators that must agree after an inserted iteration; the next loop's own is at least as far away
 _NO_LOOP = "the operators change with S in a way that is no loop over tokens"
 Signature = tuple[str, str, str, str, int]
 
@@ -49,7 +49,7 @@ def find_loops(shorter: Program, longer: Program) -> list[Loop]:
         if i < len(a) and a[i] == b[j]:
             i, j = i + 1, j + 1
             continue
-        period = next((p for p in range(1, len(b) - j + 1) if a[i : i + _WINDOW] == b[j + p : j + p + _WINDOW]), None)
+        period = next((p for p in range(1, len(b) - j + 1) if _agree(a, i, b, j + p) and _repeats(b, j, p)), None)
         if period is None:
             raise InconclusiveError(_NO_LOOP, where=b[j][3])
         start, end = j, j
@@ -63,6 +63,15 @@ def find_loops(shorter: Program, longer: Program) -> list[Loop]:
     if i != len(a) or not loops or min(loop.count for loop in loops) < 2 * KEPT + 2:
         raise InconclusiveError(_NO_LOOP)
     return loops
+
+
+def _repeats(ops: list[Signature], at: int, period: int) -> bool:
+    """Whether the stretch at `at` has the operators of the one before it: an iteration more, in whatever rotation."""
+    return at >= period and Counter(ops[at : at + period]) == Counter(ops[at - period : at])
+
+
+def _agree(a: list[Signature], i: int, b: list[Signature], j: int) -> bool:
+    return a[i : i + _WINDOW] == b[j : j + _WINDOW]
 
 
 def lengthened(loops: list[Loop], more: int) -> list[Loop]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from traceback import FrameSummary
 from typing import Any
 
 import sympy
@@ -10,6 +11,7 @@ import torch
 
 from memir.errors import InconclusiveError
 from memir.frontend.fake import Fake
+from memir.frontend.origin import shown_path
 from memir.ir.size import Size
 from memir.ir.symbolic import from_sympy
 
@@ -68,13 +70,20 @@ class LostSymbolError(InconclusiveError):
         self.fake = fake
 
 
+def _named(expr: Any, fake: Fake) -> str:
+    """`S == 160` for PyTorch's `Eq(s49, 160)`."""
+    named = expr.xreplace({symbol: sympy.Symbol(name) for symbol, name in fake.names.items()})
+    return f"{named.lhs} == {named.rhs}"
+
+
 def specialization_site(fake: Fake) -> str:
     """The line of whose code fixed a symbol: from the stack that PyTorch keeps with the guard."""
     for guard in fake.shape_env.guards:
         if isinstance(guard.expr, sympy.Eq):
             location = guard.sloc
-            user = str(location.maybe_user_loc or location.framework_loc or "")
-            return f"{guard.expr}  {user}".strip()
+            frame = location.framework_loc
+            framework = f"{shown_path(frame.filename)}:{frame.lineno}" if isinstance(frame, FrameSummary) else frame or ""
+            return " ".join(filter(None, (_named(guard.expr, fake), location.maybe_user_loc or framework)))
     return ""
 
 

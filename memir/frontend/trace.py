@@ -58,6 +58,7 @@ class Traced:
     num_parameters: int
     num_trainable: int
     assumptions: list[str] = field(default_factory=list)
+    inconclusive: list[str] = field(default_factory=list)  # what is not proven beyond the asked point
     general: Program | None = None  # of the neighbouring points, where `program` holds at the asked one only
     symbols: dict[str, str] = field(default_factory=dict)  # PyTorch's names of symbols in the graph -> "B", "S"
 
