@@ -80,6 +80,8 @@ def _recipe(name: str, model: str) -> Recipe:
 
 
 def _recipes(model: str, number: int) -> list[str]:
+    if model.endswith("-routed"):
+        return ["plain", "checkpoint"]
     names = [*_EVERYWHERE, *(_THOROUGH if model in _THOROUGHLY else _IN_TURN[number % len(_IN_TURN)])]
     if model in WITH_DROPOUT:
         names.append("dropout-off")

@@ -219,6 +219,12 @@ LORA_TARGETS: dict[str, tuple[str, ...]] = {
     "examples/llama.py": ("wq", "wv"),
 }
 
+# Loops over the experts that got tokens: what they take depends on the routing. These run with a balanced load by construction,
+# and once more, as "-routed", as the random router decides. In "mixtral-loop-all" every token visits every expert.
+LOOPS = ("mixtral-loop", "qwen2_moe-loop", "deepseek_v3-loop")
+for name in LOOPS:
+    CONFIGS[f"{name}-routed"] = CONFIGS[name]
+
 EAGER_ONLY = ("bloom", "gpt_neo", "gemma2")  # transformers has no sdpa attention for them: "plain" is eager already
 WITH_DROPOUT = ("gpt2", "opt", "biogpt", "gpt_bigcode", "examples/gpt.py-dropout")  # dropout above 0 in the configuration
 
@@ -241,6 +247,9 @@ SHAPES: dict[str, tuple[int, int]] = {
     "phi": (2, 256),
     "mixtral-batched": (2, 64),
     "qwen2_moe": (2, 96),
+    "qwen2_moe-loop": (2, 96),
+    "qwen2_moe-loop-routed": (2, 96),
+    "deepseek_v3-loop-routed": (2, 256),
     "deepseek_v3": (3, 64),
     "deepseek_v3-loop": (2, 256),
     "olmo2": (1, 300),

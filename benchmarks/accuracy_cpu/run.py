@@ -10,8 +10,9 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
+from benchmarks.accuracy_cpu.balance import balance
 from benchmarks.accuracy_cpu.cases import Case
-from benchmarks.accuracy_cpu.models import CONFIGS, FILES
+from benchmarks.accuracy_cpu.models import CONFIGS, FILES, LOOPS
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -47,7 +48,8 @@ def measured(case: Case) -> Figures:
 
     try:
         with target_of(case) as (target, sets):
-            found = measure(RealStep(target, case.recipe, case.batch, case.seq, sets))
+            step = RealStep(target, case.recipe, case.batch, case.seq, sets)
+            found = measure(step, balance) if case.model in LOOPS else measure(step)
     except Exception as error:  # a boundary: any library may raise here; the table shows it
         return Figures(case.name, error=_line(error))
     event = found.peak_event()

@@ -51,8 +51,11 @@ class RealStep:
         return self.recipe.target
 
 
-def builder(real: RealStep) -> BuildStep:
-    """What `measure_cpu` and `measure_cuda` call: it makes model, optimizer and batch, and returns the step."""
+def builder(real: RealStep, adjust: Callable[[nn.Module], None] = lambda _: None) -> BuildStep:
+    """What `measure_cpu` and `measure_cuda` call: it makes model, optimizer and batch, and returns the step.
+
+    `adjust` may change the module that is trained before the optimizer is made.
+    """
 
     def build() -> Callable[[], object]:
         torch.manual_seed(0)
@@ -67,6 +70,7 @@ def builder(real: RealStep) -> BuildStep:
             )
         adopt_scope(loaded.module)
         module = prepare(loaded, real.recipe)
+        adjust(module)
         optimizer = make_optimizer(module, real.recipe)
         batch = real_batch(loaded, real)
         step = Step(module, loaded.call, real.recipe, optimizer)
@@ -100,11 +104,11 @@ def vocabulary(loaded: LoadedModel) -> int:
     return min((m.num_embeddings for m in loaded.module.modules() if isinstance(m, nn.Embedding)), default=2)
 
 
-def measure(real: RealStep) -> Measured:
+def measure(real: RealStep, adjust: Callable[[nn.Module], None] = lambda _: None) -> Measured:
     """Runs the step in this process. For figures that count from the model on, nothing may have been profiled here before."""
     torch.set_num_threads(1)  # kernels' scratch grows with the threads (docs/memory-model.md)
     with quiet():
-        return measure_cuda(builder(real)) if real.device == "cuda" else measure_cpu(builder(real))
+        return measure_cuda(builder(real, adjust)) if real.device == "cuda" else measure_cpu(builder(real, adjust))
 
 
 def measure_in_child(real: RealStep) -> Measured:
