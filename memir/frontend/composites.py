@@ -82,11 +82,13 @@ def _attention_math(
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """aten/src/ATen/native/transformers/attention.cpp, `_scaled_dot_product_attention_math`: the mask is added in place.
 
-    16-bit inputs are computed in fp32 (Context.h, allowFP16BF16ReductionMathSDP is off).
+    16-bit inputs are computed in fp32 (Context.h, allowFP16BF16ReductionMathSDP is off). Variables live as long as there: the
+    fp32 inputs until the end, the scores until they are replaced by the weights.
     """
     dtype = query.dtype
-    if dtype in (torch.float16, torch.bfloat16):
-        query, key, value = query.float(), key.float(), value.float()
+    half = dtype in (torch.float16, torch.bfloat16)
+    wide = (query.float(), key.float(), value.float()) if half else (query, key, value)
+    query, key, value = wide
     factor = (query.size(-1) ** -0.5 if scale is None else abs(scale)) ** 0.5
     query = query * (-factor if scale is not None and scale < 0 else factor)
     if is_causal:
@@ -98,10 +100,10 @@ def _attention_math(
     scores = query @ (key.transpose(-2, -1) * factor)
     if attn_mask is not None:
         scores.add_(attn_mask)
-    weights = torch._safe_softmax(scores, -1)
+    scores = torch._safe_softmax(scores, -1)
     if dropout_p > 0:
-        weights = torch.dropout(weights, dropout_p, True)
-    return (weights @ value).to(dtype), weights.to(dtype)
+        scores = torch.dropout(scores, dropout_p, True)
+    return (scores @ value).to(dtype), scores.to(dtype)
 
 
 _KEYS = (DispatchKey.CompositeImplicitAutograd, DispatchKey.Autograd)

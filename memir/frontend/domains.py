@@ -47,9 +47,8 @@ def broken_at(fake: Fake, point: Mapping[str, int]) -> set[str]:
     broken = {name for name in fake.names.values() if point[name] < LEAST}
     if broken:
         return broken
-    values = {sympy.Symbol(name, integer=True, positive=True): value for name, value in point.items()}
     for guard in _guards(fake):
-        if guard.xreplace(values) not in (sympy.true, True):
+        if not bool(_compiled(guard)(point["B"], point["S"])):
             broken |= {str(symbol) for symbol in guard.free_symbols}
     return broken
 

@@ -6,6 +6,7 @@ from collections.abc import Callable
 from dataclasses import replace
 from functools import lru_cache
 from itertools import product
+from math import gcd, lcm
 from typing import TYPE_CHECKING
 
 import sympy
@@ -13,7 +14,7 @@ import sympy
 from memir.errors import InconclusiveError
 from memir.frontend.loops import collapse, find_loops, lengthened
 from memir.ir.core import Op, Program, Value
-from memir.ir.size import Size
+from memir.ir.size import Size, floor_div
 
 if TYPE_CHECKING:
     from memir.frontend.trace import Traced
@@ -54,6 +55,9 @@ def fit_programs(
     program = _merged(programs, fit)
     low = {n: min(p[n] for p in [*grid, *further]) for n in names}
     domain = tuple(c for c in first.program.domain if c.split(" ")[0] in kept) + tuple(f"{n} >= {low[n]}" for n in names)
+    if fit.divided:
+        steps = {n: gcd(*(p[n] - grid[0][n] for p in [*grid, *further])) for n in names}
+        domain += tuple(f"{n} % {step} == {grid[0][n] % step}" for n, step in steps.items() if step > 1)
     return replace(first, program=replace(program, domain=domain, dims=("B", "S")), method="fit")
 
 
@@ -113,6 +117,7 @@ class _Fit:
         rows = [[sympy.prod(x**k for x, k in zip(point, e, strict=True)) for e in exponents] for point in points]
         self.inverse = sympy.Matrix(rows[:determined]).inv()
         self.rows, self.determined = rows, determined
+        self.divided = False  # a size is a whole number only at multiples of what lay between the points
         self.size = lru_cache(maxsize=None)(self._size)
 
     @staticmethod
@@ -130,11 +135,14 @@ class _Fit:
             samples = [dict(s.terms).get(monomial, 0) for s in sizes]
             coefficients = self.inverse * sympy.Matrix(samples[: self.determined])
             predicted = [sum(c * r for c, r in zip(coefficients, row, strict=True)) for row in self.rows]
-            if predicted != samples or any(c.q != 1 for c in coefficients):
+            if predicted != samples:
                 raise InconclusiveError(f"a size is no polynomial in the lost symbols: {samples} at the points traced")
-            kept = Size(((monomial, 1),))
+            scale = lcm(*(int(c.q) for c in coefficients))
+            self.divided |= scale > 1
+            numerator = Size()
             for coefficient, lost in zip(coefficients, self.monomials, strict=True):
-                total = total + kept * lost * int(coefficient)
+                numerator = numerator + lost * int(coefficient * scale)
+            total = total + Size(((monomial, 1),)) * floor_div(numerator, scale)
         return total
 
 
