@@ -3,6 +3,8 @@
 Where two gradients of one tensor meet, the engine adds the later one into the earlier one if nobody else holds that one
 (torch/csrc/autograd/input_buffer.cpp, `can_accumulate_inplace`); tensor subclasses, and so fake tensors, are left out of that
 and get a new tensor. Nobody else held it exactly when it died with the addition: then the sum takes over its storage here.
+
+So with the zeros that the backward of an indexing operator scatters its gradient into.
 """
 
 from __future__ import annotations
@@ -10,10 +12,24 @@ from __future__ import annotations
 from memir.frontend.record import Recorder, ValueRecord
 from memir.ir.size import ONE
 
+# torch/csrc/autograd/FunctionsManual.cpp: in place unless a tensor is a subclass (`areAnyTensorSubclassLike`)
+_INTO_ZEROS = {
+    "aten.index_put": "aten._index_put_impl_",  # index_backward
+    "aten.scatter_add": "aten.scatter_add_",  # gather_backward
+    "aten.scatter.src": "aten.scatter_.src",  # value_selecting_reduction_backward: topk, sort, max
+}
+
 
 def accumulate_in_place(recorder: Recorder) -> None:
-    """Rewrites the engine's additions of a recording in place where the real engine would do so."""
+    """Rewrites the engine's additions and scatters of a recording in place where the real engine would do so."""
     for number, event in enumerate(recorder.events):
+        if event.opcode in _INTO_ZEROS and event.from_engine:
+            zeros, result = recorder.values[event.operands[0]].storage, recorder.values[event.results[0]].storage
+            if zeros in event.frees and recorder.storages[zeros].born is not None:
+                event.opcode = _INTO_ZEROS[event.opcode]
+                event.frees.remove(zeros)
+                _take_over(recorder, result, zeros)
+            continue
         if not _gathers(recorder, number):
             continue
         earlier, later, total = (recorder.values[i] for i in (*event.operands, event.results[0]))
@@ -40,7 +56,7 @@ def _gathers(recorder: Recorder, number: int) -> bool:
         return False
     # A view holds its base (torch/csrc/autograd/variable.h, DifferentiableViewMeta): its storage has two owners.
     storage = recorder.storages[recorder.values[event.operands[0]].storage]
-    return storage.born == maker or recorder.events[maker].opcode == "aten.add_.Tensor"
+    return storage.born == maker or recorder.events[maker].opcode in ("aten.add_.Tensor", *_INTO_ZEROS.values())
 
 
 def _take_over(recorder: Recorder, gone: int, kept: int) -> None:

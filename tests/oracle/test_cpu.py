@@ -28,6 +28,7 @@ CASES = {
         "bloom/lora",
         "gemma3_text/foreach",
         "mixtral/plain",
+        "qwen2_moe-loop/checkpoint",
         "qwen3/eager",
         "examples/llama.py/forward",
         "examples/gpt.py/plain",
