@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib.metadata
 from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, overload
 
 from memir.errors import UsageError
@@ -23,6 +24,25 @@ DEFAULT_SEQ = 2048  # or the model's limit, if that is smaller
 VERSIONED = ("memir", "torch", "transformers", "peft")  # what the numbers depend on
 
 Progress = Callable[[str], None]
+
+
+@dataclass(frozen=True, slots=True)
+class TracedProgram:
+    """What `program_of` gives: a traced step as plain data, and what was traced. It may come from the cache."""
+
+    program: Program  # its domain holds at `point`
+    general: Program | None  # of the neighbouring points, where `program` holds at the asked one only
+    subject: Subject
+    point: dict[str, int]  # B and S as asked, or their defaults
+    dims: dict[str, int]  # further symbols of the programs, whose values the target itself fixes
+    assumptions: tuple[str, ...]
+    inconclusive: tuple[str, ...]  # what is not proven beyond the asked point
+
+    @property
+    def env(self) -> dict[str, int]:
+        """A value for each of the program's dims, at the asked point."""
+        known = {**self.dims, **self.point}
+        return {name: known[name] for name in self.program.dims if name in known}
 
 
 def trace(
@@ -45,6 +65,34 @@ def trace(
     """
     _, traced, _ = _trace(target, recipe or Recipe(), batch, seq, sets, inputs, trust_remote_code, progress)
     return traced
+
+
+def program_of(
+    target: str | nn.Module,
+    recipe: Recipe | None = None,
+    *,
+    batch: int | None = None,
+    seq: int | None = None,
+    sets: Mapping[str, object] | None = None,
+    inputs: str | None = None,
+    trust_remote_code: bool = False,
+    cache: bool = True,
+    progress: Progress = lambda _: None,
+) -> TracedProgram:
+    """The step of `trace` without its graph: the program that holds at `batch` and `seq`, and what a report says of it.
+
+    With `cache`, a step that was traced before is read, without importing torch. Arguments and errors are those of `trace`.
+    """
+    loaded, traced, point = _trace(target, recipe or Recipe(), batch, seq, sets, inputs, trust_remote_code, progress)
+    return TracedProgram(
+        program=traced.program,
+        general=traced.general,
+        subject=_subject(loaded, traced),
+        point=point,
+        dims=dict(getattr(traced, "dims", {})),
+        assumptions=tuple(traced.assumptions),
+        inconclusive=tuple(traced.inconclusive),
+    )
 
 
 @overload
@@ -77,21 +125,30 @@ def analyze(
     sets: Mapping[str, object] | None = None,
     inputs: str | None = None,
     trust_remote_code: bool = False,
+    cache: bool = True,
     progress: Progress = lambda _: None,
 ) -> Report:
-    """What `memir analyze` says, as plain data. Arguments and errors are those of `trace`."""
+    """What `memir analyze` says, as plain data. Arguments and errors are those of `program_of`."""
     recipe = recipe or Recipe()
-    loaded, traced, point = _trace(target, recipe, batch, seq, sets, inputs, trust_remote_code, progress)
+    traced = program_of(
+        target,
+        recipe,
+        batch=batch,
+        seq=seq,
+        sets=sets,
+        inputs=inputs,
+        trust_remote_code=trust_remote_code,
+        cache=cache,
+        progress=progress,
+    )
     from memir.report import build_report
 
     progress("computing the peak")
-    env = {name: value for name, value in point.items() if name in traced.program.dims}
-    subject = _subject(loaded, traced)
     return build_report(
         traced.program,
-        env,
+        traced.env,
         recipe,
-        subject,
+        traced.subject,
         general=traced.general,
         assumptions=traced.assumptions,
         inconclusive=traced.inconclusive,
