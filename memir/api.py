@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-import importlib.metadata
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from contextlib import nullcontext
+from dataclasses import dataclass, fields
 from typing import TYPE_CHECKING, overload
 
 from memir.errors import UsageError
@@ -14,6 +14,7 @@ if TYPE_CHECKING:
     from torch import nn
 
     from memir.analysis.peak import Peak
+    from memir.cache.record import Record
     from memir.frontend.loaded import LoadedModel
     from memir.frontend.trace import Traced
     from memir.ir.core import Program
@@ -81,18 +82,32 @@ def program_of(
 ) -> TracedProgram:
     """The step of `trace` without its graph: the program that holds at `batch` and `seq`, and what a report says of it.
 
-    With `cache`, a step that was traced before is read, without importing torch. Arguments and errors are those of `trace`.
+    With `cache`, a step that was traced before is read, without importing torch, and a new one is kept (docs/caching.md).
+    Other arguments and the errors are those of `trace`; a cache that cannot be used is a memir.cache.CacheWarning.
     """
-    loaded, traced, point = _trace(target, recipe or Recipe(), batch, seq, sets, inputs, trust_remote_code, progress)
-    return TracedProgram(
-        program=traced.program,
-        general=traced.general,
-        subject=_subject(loaded, traced),
-        point=point,
-        dims=dict(getattr(traced, "dims", {})),
-        assumptions=tuple(traced.assumptions),
-        inconclusive=tuple(traced.inconclusive),
-    )
+    recipe = recipe or Recipe()
+    _check_positive(batch, seq)
+    texts = {name: str(value) for name, value in (sets or {}).items()}
+    lookup = None
+    if cache and isinstance(target, str):
+        from memir.cache.lookup import open_lookup
+
+        lookup = open_lookup(target, recipe, texts, inputs, trust_remote_code)
+    found = lookup.find(DEFAULT_BATCH if batch is None else batch, seq, DEFAULT_SEQ) if lookup else None
+    if found is not None:
+        return _traced_program(str(target), *found)
+
+    def note(stage: str) -> None:
+        if lookup:
+            lookup.said.append(stage)
+        progress(stage)
+
+    with lookup.watch if lookup else nullcontext():
+        loaded, traced, point = _trace(target, recipe, batch, seq, sets, inputs, trust_remote_code, note)
+    record = _record(loaded, traced)
+    if lookup and {field.name for field in fields(traced)} <= _KEPT:
+        lookup.keep(record, point)
+    return _traced_program(loaded.target, record, point)
 
 
 @overload
@@ -166,9 +181,7 @@ def _trace(
     progress: Progress,
 ) -> tuple[LoadedModel, Traced, dict[str, int]]:
     """The loaded model, its traced step, and the point that was asked about."""
-    for name, value in (("batch", batch), ("seq", seq)):
-        if value is not None and value < 1:
-            raise UsageError(f"--{name}: {value} is not a positive number")
+    _check_positive(batch, seq)
     texts = {name: str(value) for name, value in (sets or {}).items()}
     progress("importing PyTorch")
     from memir.frontend.load import load_target
@@ -192,8 +205,21 @@ def _trace(
         return loaded, trace_loaded(load, recipe, point["B"], point["S"], progress), point
 
 
-def _subject(loaded: LoadedModel, traced: Traced) -> Subject:
-    from memir.report import Subject
+def _check_positive(batch: int | None, seq: int | None) -> None:
+    for name, value in (("batch", batch), ("seq", seq)):
+        if value is not None and value < 1:
+            raise UsageError(f"--{name}: {value} is not a positive number")
+
+
+# The fields of Traced that a record has, and those that only the graph needs. With another one nothing is kept.
+_KEPT = {"program", "general", "method", "num_parameters", "num_trainable", "assumptions", "inconclusive", "dims"}
+_KEPT |= {"fx_graph", "symbols"}
+
+
+def _record(loaded: LoadedModel, traced: Traced) -> Record:
+    import importlib.metadata  # it takes a while
+
+    from memir.cache.record import Record
 
     versions = []
     for name in VERSIONED:
@@ -201,13 +227,41 @@ def _subject(loaded: LoadedModel, traced: Traced) -> Subject:
             versions.append((name, importlib.metadata.version(name)))
         except importlib.metadata.PackageNotFoundError:  # memir run from a folder that was not installed
             continue
-    return Subject(
-        target=loaded.target,
-        name=loaded.name,
-        source=loaded.source,
+    return Record(
+        program=traced.program,
+        general=traced.general,
+        method=traced.method,
         num_parameters=traced.num_parameters,
         num_trainable=traced.num_trainable,
+        assumptions=tuple(traced.assumptions),
+        inconclusive=tuple(traced.inconclusive),
+        dims=tuple(getattr(traced, "dims", {}).items()),
+        name=loaded.name,
+        source=loaded.source,
         num_layers=len(loaded.layers) or None,
         max_seq=loaded.max_seq,
         versions=tuple(versions),
+    )
+
+
+def _traced_program(target: str, record: Record, point: dict[str, int]) -> TracedProgram:
+    from memir.report import Subject
+
+    return TracedProgram(
+        program=record.program,
+        general=record.general,
+        subject=Subject(
+            target=target,
+            name=record.name,
+            source=record.source,
+            num_parameters=record.num_parameters,
+            num_trainable=record.num_trainable,
+            num_layers=record.num_layers,
+            max_seq=record.max_seq,
+            versions=record.versions,
+        ),
+        point=point,
+        dims=dict(record.dims),
+        assumptions=record.assumptions,
+        inconclusive=record.inconclusive,
     )

@@ -9,12 +9,13 @@ from pathlib import Path
 
 import click
 
-from memir.cli.options import Request, output_option, progress, step_options, write
+from memir.cli.options import Request, cache_option, output_option, progress, step_options, write
 from memir.errors import EXIT_INCONCLUSIVE, EXIT_OK
 
 
 @click.command("analyze")
 @step_options
+@cache_option
 @click.option(
     "--format",
     "format_text",
@@ -31,7 +32,7 @@ def command(request: Request, format_text: str, output: Path | None) -> int:
     Bytes are requested bytes: what PyTorch asks of the allocator. Exit code 3: the number is printed but not proved; the
     reason stands under it.
     """
-    from memir.api import analyze, trace
+    from memir.api import analyze, program_of
     from memir.pipeline import parse_backend
 
     if format_text == "text" and output is None and sys.stdout.isatty() and not os.environ.get("NO_COLOR"):
@@ -41,10 +42,11 @@ def command(request: Request, format_text: str, output: Path | None) -> int:
     with progress() as stage:
         if render is None:
             out = io.StringIO()
-            backend.emit(trace(request.model, request.recipe, **request.keywords(), progress=stage).program, out)
+            step = program_of(request.model, request.recipe, **request.keywords(), cache=request.cache, progress=stage)
+            backend.emit(step.program, out)
             text, code = out.getvalue(), EXIT_OK
         else:
-            report = analyze(request.model, request.recipe, **request.keywords(), progress=stage)
+            report = analyze(request.model, request.recipe, **request.keywords(), cache=request.cache, progress=stage)
             text, code = render(report), EXIT_INCONCLUSIVE if report.inconclusive else EXIT_OK
     write(text, output)
     return code

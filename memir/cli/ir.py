@@ -7,11 +7,12 @@ from pathlib import Path
 
 import click
 
-from memir.cli.options import Request, output_option, progress, step_options, write
+from memir.cli.options import Request, cache_option, output_option, progress, step_options, write
 
 
 @click.command("ir")
 @step_options
+@cache_option
 @click.option("--live", is_flag=True, help="After each operator: live bytes as a polynomial, and the live storages.")
 @output_option
 def command(request: Request, live: bool, output: Path | None) -> None:
@@ -19,12 +20,12 @@ def command(request: Request, live: bool, output: Path | None) -> None:
 
     docs/ir.md has the grammar. `memir opt` reads the text back; the lines that --live adds are comments.
     """
-    from memir.api import trace
+    from memir.api import program_of
     from memir.backends.ir import Ir
 
     with progress() as stage:
-        traced = trace(request.model, request.recipe, **request.keywords(), progress=stage)
+        step = program_of(request.model, request.recipe, **request.keywords(), cache=request.cache, progress=stage)
         stage("printing")
         out = io.StringIO()
-        Ir(live=live).emit(traced.program, out)
+        Ir(live=live).emit(step.program, out)
     write(out.getvalue(), output)

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import functools
 import sys
+import warnings
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field, fields
 from pathlib import Path
-from typing import Any
+from typing import Any, TextIO
 
 import click
 
@@ -30,9 +31,10 @@ class Request:
     sets: dict[str, str] = field(default_factory=dict)  # config field -> value as it was typed
     inputs: str | None = None
     trust_remote_code: bool = False
+    cache: bool = True  # whether a step that was traced before may be read (`cache_option`)
 
     def keywords(self) -> dict[str, Any]:
-        """The keyword arguments of `memir.trace` and `memir.analyze`."""
+        """The keyword arguments of `memir.trace`; `cache` is for those who ask for a program only."""
         return {
             "batch": self.batch,
             "seq": self.seq,
@@ -108,6 +110,7 @@ def step_options(command: Callable[..., Any]) -> Callable[..., Any]:
         trust_remote_code: bool,
         lora: str | None,
         dropout: str,
+        cache: bool = True,
         **others: Any,
     ) -> Any:
         names = [f"recipe_{f.name}" for f in fields(Recipe) if f"recipe_{f.name}" in others]
@@ -116,7 +119,7 @@ def step_options(command: Callable[..., Any]) -> Callable[..., Any]:
             dropout=dropout == "on",
             **{name.removeprefix("recipe_"): others.pop(name) for name in names},
         )
-        request = Request(model, recipe, batch, seq, parse_sets(sets), inputs, trust_remote_code)
+        request = Request(model, recipe, batch, seq, parse_sets(sets), inputs, trust_remote_code, cache)
         return command(request=request, **others)
 
     for option in reversed(_OPTIONS):
@@ -146,12 +149,46 @@ def output_option(command: Callable[..., Any]) -> Callable[..., Any]:
     return option(command)
 
 
+def cache_option(command: Callable[..., Any]) -> Callable[..., Any]:
+    """`--no-cache`, for commands that need a program and no graph; below `step_options`, which puts it into the request."""
+    text = "Trace anew, and keep nothing (see memir cache)."
+    return click.option("--no-cache", "cache", is_flag=True, default=True, flag_value=False, help=text)(command)
+
+
 @contextmanager
 def progress() -> Iterator[Callable[[str], None]]:
-    """A function that is told each stage of the work: on stderr, for what takes longer than a second (`--progress`)."""
+    """A function that is told each stage of the work: on stderr, for what takes longer than a second (`--progress`).
+
+    Within, warnings of the cache are lines on stderr.
+    """
     settings = click.get_current_context().obj
-    with Progress(sys.stderr, settings.progress if settings is not None else None) as line:
+    with Progress(sys.stderr, settings.progress if settings is not None else None) as line, _cache_warnings():
         yield line.stage
+
+
+@contextmanager
+def _cache_warnings() -> Iterator[None]:
+    from memir.cache import CacheWarning
+
+    with warnings.catch_warnings():
+        others = warnings.showwarning
+
+        def show(
+            message: Warning | str,
+            category: type[Warning],
+            filename: str,
+            lineno: int,
+            file: TextIO | None = None,
+            line: str | None = None,
+        ) -> None:
+            if issubclass(category, CacheWarning):
+                click.echo(f"warning: {message}", err=True)
+            else:
+                others(message, category, filename, lineno, file, line)
+
+        warnings.simplefilter("always", CacheWarning)
+        warnings.showwarning = show
+        yield
 
 
 def write(text: str, output: Path | None) -> None:

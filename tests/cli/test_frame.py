@@ -47,6 +47,7 @@ Options:
 Commands:
   analyze  Peak memory of a training step: number, formula, place, and what is
            alive there.
+  cache    Say what is kept of traced steps, or remove it.
   graph    Print the operators of a training step as PyTorch ran them
            (torch.fx).
   ir       Print a training step's memory program.
