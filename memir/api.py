@@ -59,12 +59,14 @@ def trace(
 ) -> Traced:
     """One steady-state training step of the target as a memory program over B and S, valid at `batch` and `seq` at least.
 
+    Every layer is traced, and in the graph.
+
     `target` is what the command line's TARGET is, or an nn.Module, which is left as it was. `batch` (default 1) and `seq`
     (default 2048, or the model's limit) count sequences and tokens. `sets` overrides fields of the model's config, `inputs`
     says how forward() is called, in the words of `--inputs`. `progress` is told what is being done.
     UsageError: a target, option or shape that cannot be meant. InconclusiveError: a step that cannot be followed.
     """
-    _, traced, _ = _trace(target, recipe or Recipe(), batch, seq, sets, inputs, trust_remote_code, progress)
+    _, traced, _ = _trace(target, recipe or Recipe(), batch, seq, sets, inputs, trust_remote_code, progress, fold=False)
     return traced
 
 
@@ -78,10 +80,12 @@ def program_of(
     inputs: str | None = None,
     trust_remote_code: bool = False,
     cache: bool = True,
+    fold: bool = True,
     progress: Progress = lambda _: None,
 ) -> TracedProgram:
     """The step of `trace` without its graph: the program that holds at `batch` and `seq`, and what a report says of it.
 
+    With `fold`, layers that repeat are traced once, and the program is over the depth L too; TracedProgram.env has its value.
     With `cache`, a step that was traced before is read, without importing torch, and a new one is kept (docs/caching.md).
     Other arguments and the errors are those of `trace`; a cache that cannot be used is a memir.cache.CacheWarning.
     """
@@ -89,7 +93,7 @@ def program_of(
     _check_positive(batch, seq)
     texts = {name: str(value) for name, value in (sets or {}).items()}
     lookup = None
-    if cache and isinstance(target, str):
+    if cache and fold and isinstance(target, str):
         from memir.cache.lookup import open_lookup
 
         lookup = open_lookup(target, recipe, texts, inputs, trust_remote_code)
@@ -97,13 +101,8 @@ def program_of(
     if found is not None:
         return _traced_program(str(target), *found)
 
-    def note(stage: str) -> None:
-        if lookup:
-            lookup.said.append(stage)
-        progress(stage)
-
     with lookup.watch if lookup else nullcontext():
-        loaded, traced, point = _trace(target, recipe, batch, seq, sets, inputs, trust_remote_code, note)
+        loaded, traced, point = _trace(target, recipe, batch, seq, sets, inputs, trust_remote_code, progress, fold=fold)
     record = _record(loaded, traced)
     if lookup and {field.name for field in fields(traced)} <= _KEPT:
         lookup.keep(record, point)
@@ -141,6 +140,7 @@ def analyze(
     inputs: str | None = None,
     trust_remote_code: bool = False,
     cache: bool = True,
+    fold: bool = True,
     progress: Progress = lambda _: None,
 ) -> Report:
     """What `memir analyze` says, as plain data. Arguments and errors are those of `program_of`."""
@@ -154,6 +154,7 @@ def analyze(
         inputs=inputs,
         trust_remote_code=trust_remote_code,
         cache=cache,
+        fold=fold,
         progress=progress,
     )
     from memir.report import build_report
@@ -179,6 +180,8 @@ def _trace(
     inputs: str | None,
     trust_remote_code: bool,
     progress: Progress,
+    *,
+    fold: bool,
 ) -> tuple[LoadedModel, Traced, dict[str, int]]:
     """The loaded model, its traced step, and the point that was asked about."""
     _check_positive(batch, seq)
@@ -202,7 +205,7 @@ def _trace(
         if seq is None:
             seq = min(DEFAULT_SEQ, loaded.max_seq or DEFAULT_SEQ)
         point = {"B": DEFAULT_BATCH if batch is None else batch, "S": seq}
-        return loaded, trace_loaded(load, recipe, point["B"], point["S"], progress), point
+        return loaded, trace_loaded(load, recipe, point["B"], point["S"], progress, fold=fold), point
 
 
 def _check_positive(batch: int | None, seq: int | None) -> None:

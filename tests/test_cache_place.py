@@ -6,7 +6,9 @@ from dataclasses import replace
 
 import pytest
 
-from memir.cache.lookup import Place, _was_special
+from memir.cache.lookup import Place, _is_special
+from memir.ir.parser import parse
+from tests.test_cache_record import SMALL
 
 PLAIN = Place(4, 1024, None, False, (), ("B >= 2", "S >= 2"), None)
 
@@ -49,15 +51,28 @@ def test_the_default_length_is_the_models_limit_if_that_is_smaller(max_seq: int 
 
 
 @pytest.mark.parametrize(
-    ("said", "special"),
+    ("batch", "seq", "special"),
     [
-        (["tracing the step"], False),
-        (["tracing again at B=1: other operators might run there"], False),
-        (["tracing again at B=1, S=1: other operators might run there"], False),
-        (["tracing again at S=768: other operators might run there"], True),
-        (["tracing again at B=1, S=768: other operators might run there"], True),
-        (["tracing again at B=11: other operators might run there"], True),
+        (2, 100, False),
+        (2, 768, True),  # as long as a layer is wide
+        (2, 769, True),
+        (2, 12, True),  # in a Repeat
+        (12, 100, True),
+        (8, 96, True),  # B*S
+        (2, 1000, True),  # the longest sequence
+        (1, 1, False),  # sizes of 1 and 2 are everywhere, and a size of 1 is traced apart anyway
     ],
 )
-def test_a_point_that_widened_the_domain_is_known_from_what_the_tracer_says(said: list[str], special: bool) -> None:
-    assert _was_special(said) == special
+def test_a_point_that_is_a_size_of_the_model_is_special(batch: int, seq: int, special: bool) -> None:
+    text = """memir 1
+program @a
+dim B, S
+storage $w : 1536 parameter live_in live_out
+storage $h[L] : 24*B*S temporary
+value %w: bf16[768, 1] in $w
+phase forward
+  repeat i < 3
+    %h: bf16[B, S, 12] in $h[i] = aten.mm(%w) frees $h[i]
+"""
+    record = replace(SMALL, program=parse(text), max_seq=1000)
+    assert _is_special(record, batch, seq) == special

@@ -9,8 +9,7 @@ from __future__ import annotations
 import hashlib
 import json
 import os
-import re
-from collections.abc import Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -21,13 +20,14 @@ from memir.cache.record import Record, from_text, to_text
 from memir.cache.store import DamagedError, Store, cache_folder
 from memir.cache.watch import Watch
 from memir.errors import MemirError
+from memir.ir.core import Op, Program, Repeat, Value
 from memir.ir.domain import Condition
+from memir.ir.size import Size
 from memir.recipe import Recipe
 
 # Up to here the lengths that a domain allows are found by looking through the same ones, whatever length was asked
 # (memir.frontend.domains: to 8,192, or to twice the asked length).
 _SAME_REACH = 4096
-_ALONE = re.compile(r"tracing again at (.*): ")  # what memir.frontend.attempts says of a point outside of the domain
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,7 +78,6 @@ class Lookup:
 
     def __init__(self, store: Store, key: str, watch: Watch, relative: bool) -> None:
         self.store, self.key, self.watch, self.relative = store, key, watch, relative
-        self.said: list[str] = []  # the stages of the trace
 
     def find(self, batch: int, seq: int | None, default_seq: int) -> tuple[Record, dict[str, int]] | None:
         """A record that answers there, and the point with its defaults; None if there is none."""
@@ -116,7 +115,7 @@ class Lookup:
             point["B"],
             point["S"],
             record.max_seq,
-            record.method != "symbolic" or bool(record.inconclusive) or _was_special(self.said),
+            record.method != "symbolic" or bool(record.inconclusive) or _is_special(record, point["B"], point["S"]),
             record.dims,
             record.program.domain,
             None if general is None else general.domain,
@@ -175,7 +174,29 @@ def _place(data: Any) -> Place:
     )
 
 
-def _was_special(said: list[str]) -> bool:
-    """Whether the asked point lay outside of the domain for more than a size of 1: then the domain was widened for it."""
-    named = [word for text in said for found in [_ALONE.match(text)] if found for word in found[1].split(", ")]
-    return any(not word.endswith("=1") for word in named)
+def _is_special(record: Record, batch: int, seq: int) -> bool:
+    """Whether a trace at this point may have met a size of the model's own (S as long as a table, B*S as wide as a layer).
+
+    PyTorch takes such a point apart (`S != 768`); where the same program holds there, its domain is told without the exception,
+    unlike at other points.
+    """
+    if seq > 1 and seq == record.max_seq:
+        return True
+    own = {size.constant for program in (record.program, record.general) if program is not None for size in _extents(program)}
+    return bool(own & {value for value in (batch, batch * seq, seq - 1, seq, seq + 1) if value > 2})
+
+
+def _extents(program: Program) -> Iterator[Size]:
+    """Every extent and stride that is a number."""
+    for value in [*program.values, *(value for phase in program.phases for value in _results(phase.ops))]:
+        for size in (*value.shape, *value.strides):
+            if size.is_constant:
+                yield size
+
+
+def _results(ops: Iterable[Op | Repeat]) -> Iterator[Value]:
+    for op in ops:
+        if isinstance(op, Repeat):
+            yield from _results(op.body)
+        else:
+            yield from op.results

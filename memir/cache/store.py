@@ -24,6 +24,7 @@ PER_KEY = 64  # entries of one question, with other sizes or for other states of
 VERSION = 1
 _FOLDER, _SUFFIX, _UNFINISHED = "programs", ".entry", ".tmp"
 _HOUR = 3600.0
+_ATTEMPTS = 5
 _LONGEST = 1 << 30  # bytes of a record
 
 
@@ -93,9 +94,15 @@ class Store:
         """Write an entry, in place of one of that name and of damaged ones; old ones give way."""
         home = self._home(key)
         try:
-            home.mkdir(parents=True, exist_ok=True)
             place = home / f"{name}{_SUFFIX}"
-            write(place, header, record)
+            for attempt in range(_ATTEMPTS):
+                home.mkdir(parents=True, exist_ok=True)
+                try:
+                    write(place, header, record)
+                    break
+                except FileNotFoundError:  # another process has just cleared the cache
+                    if attempt == _ATTEMPTS - 1:
+                        raise
             self._damaged = [path for path in self._damaged if path != place]
             for path in self._damaged:
                 path.unlink(missing_ok=True)
@@ -118,8 +125,9 @@ class Store:
     def clear(self) -> Usage:
         """Remove every entry; what was removed. OSError if a file cannot be."""
         usage = self.usage()
-        for path in [*self._all(), *self._all(_UNFINISHED)]:
+        for path in self._all():
             path.unlink(missing_ok=True)
+        self._remove_unfinished()
         root = self.folder / _FOLDER
         for folder in [*(p for p in _listed(root) if p.is_dir()), root, self.folder]:
             with contextlib.suppress(OSError):  # it holds something that memir did not put there
@@ -143,7 +151,7 @@ class Store:
         return [path for folder in folders for path in self._files(folder, suffix)]
 
     def _shrink(self, home: Path) -> None:
-        """Remove what is beyond PER_KEY and LIMIT, and what a killed process left."""
+        """Remove what is beyond PER_KEY and LIMIT, and what killed processes left."""
         for path in _by_use(self._files(home))[PER_KEY:]:
             path.unlink(missing_ok=True)
         total = 0
@@ -151,6 +159,9 @@ class Store:
             total += _size(path)
             if total > LIMIT:
                 path.unlink(missing_ok=True)
+        self._remove_unfinished()
+
+    def _remove_unfinished(self) -> None:
         for path in self._all(_UNFINISHED):
             if _used(path) < time.time() - _HOUR:
                 path.unlink(missing_ok=True)

@@ -8,23 +8,22 @@ reads and for which files it asks. Not seen: what compiled code opens by itself,
 from __future__ import annotations
 
 import contextlib
-import importlib
 import importlib.util
-import linecache
 import os
 import sys
 import threading
 import time
 from collections.abc import Iterable, Iterator, Sequence
-from types import FrameType, TracebackType
+from types import TracebackType
 from typing import Any, Self, cast
 
-from memir.cache.environment import is_installed, is_library, is_memir
+from memir.cache.callers import asked_by_user, imported_by_user, is_importlib, only_shown
+from memir.cache.environment import is_installed, is_library
 from memir.cache.manifest import Manifest, candidates, contents, hashed, listing
 
 MODEL_PACKAGES = ("transformers", "peft", "accelerate")  # their sources are compared, not only their versions
 _BY_VERSION = ("torch", "torchgen", "functorch", "numpy", "sympy", "mpmath", "networkx")  # so many files: the version says it
-_EVENTS = frozenset(("open", "os.listdir", "os.scandir"))
+_EVENTS = frozenset(("open", "import", "ctypes.dlopen", "os.listdir", "os.scandir"))
 _STAT_SETS = (os.supports_fd, os.supports_dir_fd, os.supports_follow_symlinks)  # they tell what the function os.stat can do
 _LOCK = threading.RLock()
 _Environ = type(os.environ)
@@ -89,7 +88,7 @@ class Watch:
                 if now is None or os.stat(path).st_mtime_ns >= _started():
                     return None
                 files[path] = now
-        tops = {name.partition(".")[0] for name in sys.modules}
+        tops = {name.partition(".")[0] for name in list(sys.modules)}
         modules = {
             folder: (sorted(names), candidates(folder, names))
             for folder, seen in sorted(self._modules.items())
@@ -114,9 +113,13 @@ class Watch:
         try:
             frame = sys._getframe(2)
             if event == "open":
-                if not _only_shown(frame):
+                if not only_shown(frame):
                     self._opened(*arguments)
-            elif not _is_importlib(frame) and _asked_by_user(frame):
+            elif event in ("import", "ctypes.dlopen"):  # compiled modules and libraries
+                library = arguments[1 if event == "import" else 0]
+                if isinstance(library, str) and os.path.isfile(library):
+                    self._opened(library, "rb", 0)
+            elif not is_importlib(frame) and asked_by_user(frame):
                 folder = _absolute(arguments[0] or ".")
                 if folder and not is_library(folder):
                     self._listings.setdefault(folder, listing(folder))
@@ -125,7 +128,7 @@ class Watch:
 
     def read_variable(self, name: str, value: str | None) -> None:
         """A variable of the environment was read."""
-        if name not in self._variables and _asked_by_user(sys._getframe(3)):
+        if name not in self._variables and asked_by_user(sys._getframe(3)):
             self._variables[name] = hashed(value)
 
     def _opened(self, path: Any, mode: str | None, flags: int) -> None:
@@ -143,7 +146,7 @@ class Watch:
         """A module is looked for (as a finder that never finds one)."""
         parent, _, leaf = name.rpartition(".")
         top = name.partition(".")[0]
-        if top not in self._packages and _imported_by_user(sys._getframe(1)):
+        if top not in self._packages and imported_by_user(sys._getframe(1)):
             self._packages.add(top)
         for place in sys.path if path is None else path:
             folder = _absolute(place or ".")
@@ -154,7 +157,7 @@ class Watch:
 
     def _asked(self, path: Any, *arguments: Any, **keywords: Any) -> os.stat_result:
         """os.stat, told whether there is such a file when the user's code asks."""
-        asked = None if self._noting or not _asked_by_user(sys._getframe(1)) else _absolute(path)
+        asked = None if self._noting or not asked_by_user(sys._getframe(1)) else _absolute(path)
         asked = None if asked is None or is_library(asked) else asked
         try:
             found = self._stat(path, *arguments, **keywords)
@@ -180,7 +183,7 @@ class Watch:
             if module is script or not isinstance(path, str) or not path.endswith(".py") or not os.path.isabs(path):
                 continue
             if is_installed(path):
-                if top in self._packages and top not in _BY_VERSION and not is_memir(path):
+                if top in self._packages and top not in _BY_VERSION:
                     yield path
             elif not is_library(path):
                 yield path
@@ -227,35 +230,6 @@ def _absolute(path: Any) -> str | None:
         return os.path.abspath(os.fsdecode(path))
     except (TypeError, ValueError, OSError):
         return None
-
-
-def _is_importlib(frame: FrameType | None) -> bool:
-    """Whether Python's own import runs, or its importlib.metadata, which looks through every folder of sys.path."""
-    return frame is not None and frame.f_code.co_filename.startswith(("<frozen importlib", os.path.dirname(importlib.__file__)))
-
-
-def _only_shown(frame: FrameType) -> bool:
-    """Whether a source is read to show its lines; code that runs is imported as well."""
-    return frame.f_back is not None and frame.f_back.f_code.co_filename == linecache.__file__
-
-
-def _asked_by_user(frame: FrameType | None) -> bool:
-    """Whether the user's code runs and asks, itself or through a library; not if a library is only being imported by it."""
-    while frame is not None:
-        filename = frame.f_code.co_filename
-        if filename.startswith("<frozen importlib") or is_memir(filename):
-            return False
-        if not filename.startswith("<") and not is_library(filename):
-            return True
-        frame = frame.f_back
-    return False
-
-
-def _imported_by_user(frame: FrameType | None) -> bool:
-    while _is_importlib(frame):
-        assert frame is not None
-        frame = frame.f_back
-    return frame is not None and not frame.f_code.co_filename.startswith("<") and not is_library(frame.f_code.co_filename)
 
 
 def _remove(items: list[Any], item: object) -> None:
