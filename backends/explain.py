@@ -89,6 +89,11 @@ def _formulas(report: Report) -> Iterator[str]:
             yield f"  where {region.when}"
             yield from (f"  {line}" for line in _formula("peak", region.nbytes))
             yield f"    {_spot(region.spot)}"
+    if report.by_depth is not None:
+        depth = report.by_depth
+        yield f"in {depth.symbol} layers, valid for {', '.join(depth.domain)}"
+        yield from _formula("peak", depth.peak)
+        yield from _formula("between steps", depth.steady)
     for name, meaning in formulas.symbols:
         if meaning:
             yield f"  {name}: {meaning}"

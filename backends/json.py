@@ -63,6 +63,15 @@ def as_dict(report: Report) -> dict[str, Any]:
             "symbols": dict(formulas.symbols),
             "domain": list(formulas.domain),
         },
+        "formula_by_depth": None
+        if report.by_depth is None
+        else {
+            "symbol": report.by_depth.symbol,
+            "value": report.by_depth.value,
+            "peak": report.by_depth.peak,
+            "steady": report.by_depth.steady,
+            "domain": list(report.by_depth.domain),
+        },
         "assumptions": list(report.assumptions),
         "inconclusive": list(report.inconclusive),
     }

@@ -104,6 +104,10 @@ def _formulas(report: Report) -> str:
     text = "### Formulas\n\n```\n" + "\n".join(lines) + "\n```"
     if formulas.domain:
         text += f"\n\nBytes, valid for {', '.join(formulas.domain)}."
+    if report.by_depth is not None:
+        depth = report.by_depth
+        lines = [f"peak = {depth.peak}", f"steady = {depth.steady}"]
+        text += f"\n\nIn {depth.symbol} layers ({', '.join(depth.domain)}):\n\n```\n" + "\n".join(lines) + "\n```"
     if len(formulas.regions) > 1:
         rows = ((f"`{r.when}`", f"`{r.nbytes}`", _spot(r.spot)) for r in formulas.regions)
         text += "\n\n" + _table(("Where", "Bytes", "Peak"), rows)

@@ -163,7 +163,20 @@ class _Screen:
             lines.append(shortened_end(f"  {valid}", WIDTH))
         if len(formulas.regions) > 1:
             lines += self.borders()
-        return lines
+        return lines + self.depth()
+
+    def depth(self) -> list[str]:
+        """The formula in the number of layers, if it fits into two lines."""
+        by_depth = self.report.by_depth
+        if by_depth is None:
+            return []
+        text = f"in {by_depth.symbol} layers: peak = {by_depth.peak}"
+        lines = textwrap.wrap(text, WIDTH, initial_indent="  ", subsequent_indent="    ", break_on_hyphens=False)
+        return (
+            lines
+            if len(lines) < 3
+            else [f"  in {by_depth.symbol} layers: peak = Max of several polynomials (--format formula)"]
+        )
 
     def borders(self) -> list[str]:
         """The regions in words where each has some, else the stretches of S at the asked batch; at most four lines."""

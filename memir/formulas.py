@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
 from memir.analysis.domain import domain_text, program_ranges
-from memir.analysis.peak import Peak, Piece, peak
+from memir.analysis.peak import Peak, Piece
 from memir.analysis.regions import along, maximum, range_text, regions
 from memir.ir.core import Program
 from memir.ir.domain import widened
@@ -84,9 +84,10 @@ def formulas(program: Program, mathematics: Peak, env: Mapping[str, int]) -> For
     )
 
 
-def formulas_in_cases(program: Program, general: Program, mathematics: Peak, env: Mapping[str, int]) -> Formulas:
-    """Formulas of `program`, which holds at the asked point only, and of `general`, which holds for its neighbours."""
-    elsewhere = peak(general)
+def formulas_in_cases(
+    program: Program, general: Program, elsewhere: Peak, mathematics: Peak, env: Mapping[str, int]
+) -> Formulas:
+    """Formulas of `program` (at the asked point only) and of `general` (its neighbours, with the peak `elsewhere`)."""
     fixed = {name: within.low for name, within in program_ranges(program).items() if within.low == within.high}
     return _in_cases(
         formulas(program, mathematics, env),

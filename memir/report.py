@@ -7,13 +7,16 @@ allocator rounds.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, fields, is_dataclass
 from itertools import pairwise
 
-from memir.analysis.domain import Range, check, program_ranges
+from memir.analysis.domain import Range, check, domain_text, program_ranges
+from memir.analysis.frames import Frame, Frames, frames_of, played
 from memir.analysis.inventory import (
     Group,
+    Key,
+    Rounding,
     alive_at,
     collapse,
     grouped,
@@ -21,8 +24,7 @@ from memir.analysis.inventory import (
     is_unused,
     order,
     round_size,
-    rounded,
-    rounded_peak,
+    rounded_points,
 )
 from memir.analysis.liveness import Timeline, live_ranges, timeline
 from memir.analysis.peak import START, Peak, peak
@@ -31,6 +33,8 @@ from memir.errors import MemirError
 from memir.formulas import Formulas, Spot, formulas, formulas_in_cases
 from memir.ir.core import Kind, Program
 from memir.ir.size import Size
+from memir.ir.symbolic import formula_text
+from memir.ir.unroll import bound_header
 from memir.recipe import Recipe
 
 SCHEMA_VERSION = 1
@@ -72,6 +76,17 @@ class PhaseReport:
 
 
 @dataclass(frozen=True, slots=True)
+class DepthReport:
+    """The formulas with the number of layers as a symbol too; text that sympy parses."""
+
+    symbol: str  # "L"
+    value: int  # the target's
+    peak: str
+    steady: str
+    domain: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True)
 class Report:
     """Everything `memir analyze` says."""
 
@@ -85,7 +100,8 @@ class Report:
     breakdown: tuple[tuple[str, int], ...]  # requested bytes at the peak by kind, largest first; sums to the peak
     top: tuple[Group, ...]
     unused: tuple[Group, ...]  # alive at the peak, never used again, freed later
-    formulas: Formulas
+    formulas: Formulas  # at the target's number of layers
+    by_depth: DepthReport | None = None  # None where the layers were not folded
     assumptions: tuple[str, ...] = ()
     inconclusive: tuple[str, ...] = ()
 
@@ -108,46 +124,100 @@ def build_report(
     program cannot be walked.
     """
     check(env, program)
-    line = timeline(program)
-    numbers = line.evaluate(env)
-    mathematics = peak(program, line=line, env=env)
-    if mathematics.evaluate(env)[0] != numbers.peak:
+    frames, general_line = frames_of(program)
+    depth = {name: env[name] for name in (frames.symbol,) if name}
+    line = general_line.bind(depth) if depth else general_line
+    shown = bound_header(program, depth)
+    point = {name: env[name] for name in shown.dims}
+    numbers = line.evaluate(point)
+    mathematics = peak(shown, line=line, env=point)
+    if mathematics.evaluate(point)[0] != numbers.peak:
         raise MemirError(
-            f"the formula gives {mathematics.evaluate(env)[0]} bytes and the walk {numbers.peak}", where=program.name
+            f"the formula gives {mathematics.evaluate(point)[0]} bytes and the walk {numbers.peak}", where=program.name
         )
     index = START if numbers.start == numbers.peak else numbers.running.index(numbers.peak)
     options = _options(recipe)
     rounding = round_size if dict(options).get("target", "cuda") == "cuda" else None
-    storages = {s.name: s for s in program.storages}
-    ranges = live_ranges(program)
-    alive = [ranges[name] for name in alive_at(program, line, index)]
-    nbytes = _sizes(program, env)
-    scratch = line.steps[index].op.scratch.evaluate(env) if index != START else 0
+    looks = [_look(frame, index, point, rounding) for frame in frames.frames]
+
+    def over(column: Callable[[_Look], Mapping[Key, tuple[int, ...]]]) -> dict[Key, list[int]]:
+        return frames.extend_all([column(look) for look in looks], env)
+
+    scratch = looks[0].scratch
+    alive = over(lambda look: look.alive)
     breakdown = dict.fromkeys((str(kind) for kind in Kind), 0)
-    for live in alive:
-        breakdown[live.storage.kind] += nbytes[live.storage.name]
+    for key, (nbytes, _) in alive.items():
+        breakdown[key[0]] += nbytes
     breakdown[Kind.WORKSPACE] += scratch
-    groups = grouped(line, alive, nbytes, lambda _: "")
+    groups = [Group(nbytes, count, *key) for key, (nbytes, count) in alive.items()]
     if scratch:
         op = line.steps[index].op
         groups.append(Group(scratch, 1, Kind.WORKSPACE, op.opcode, collapse(op.path), op.source))
-    unused = [live for live in alive if is_unused(live, index)]
-    steady = [storage.name for storage in storages.values() if storage.live_in and storage.device == "gpu"]
-    symbolic = formulas(program, mathematics, env) if general is None else formulas_in_cases(program, general, mathematics, env)
+    unused = [Group(nbytes, count, *key) for key, (nbytes, count) in over(lambda look: look.unused).items()]
+    allocated = [frames.extend(column, env) for column in zip(*(look.rounded for look in looks), strict=True)]
+    symbolic = formulas(shown, mathematics, point)
+    if general is not None:
+        symbolic = formulas_in_cases(shown, *_shown(general, depth), mathematics, point)
     return Report(
         subject=subject or Subject(),
         recipe=options,
-        symbols=tuple((name, env[name]) for name in program.dims),
-        peak=Amount(numbers.peak, rounded_peak(line, nbytes, steady, env, rounding)),
+        symbols=tuple((name, point[name]) for name in shown.dims),
+        peak=Amount(numbers.peak, max(allocated)),
         spot=_spot(line, index),
-        steady=Amount(numbers.start, sum(rounded(nbytes[name], rounding) for name in steady)),
-        phases=_phases(line, numbers.running, mathematics),
+        steady=Amount(numbers.start, allocated[0]),
+        phases=_phases(frames, numbers.running, mathematics, env),
         breakdown=tuple(sorted(breakdown.items(), key=lambda item: (-item[1], item[0]))),
         top=tuple(sorted(groups, key=order)[:TOP]),
-        unused=tuple(sorted(grouped(line, unused, nbytes, lambda live: held_by(live, index)), key=order)),
+        unused=tuple(sorted(unused, key=order)),
         formulas=symbolic,
+        by_depth=_by_depth(program, general_line, env, frames.symbol) if depth else None,
         assumptions=tuple(assumptions),
         inconclusive=tuple(inconclusive),
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class _Look:
+    """One frame at the place of the peak."""
+
+    alive: dict[Key, tuple[int, int]]  # bytes and number of storages by group
+    unused: dict[Key, tuple[int, int]]
+    scratch: int
+    rounded: list[int]  # at the step's start, and at each step of the timeline
+
+
+def _look(frame: Frame, index: int, env: Mapping[str, int], rounding: Rounding | None) -> _Look:
+    program, line = frame.program, frame.line
+    at = START if index == START else frame.positions[index]
+    ranges = live_ranges(program)
+    alive = [ranges[name] for name in alive_at(program, line, at)]
+    nbytes = _sizes(program, env)
+    steady = [s.name for s in program.storages if s.live_in and s.device == "gpu"]
+    points = rounded_points(line, nbytes, steady, env, rounding)
+    unused = [live for live in alive if is_unused(live, at)]
+    return _Look(
+        grouped(line, alive, nbytes, lambda _: ""),
+        grouped(line, unused, nbytes, lambda live: held_by(live, at)),
+        line.steps[at].op.scratch.evaluate(env) if at != START else 0,
+        [points[0], *(points[position + 1] for position in frame.positions)],
+    )
+
+
+def _shown(program: Program, depth: Mapping[str, int]) -> tuple[Program, Peak]:
+    """A program's header at this depth, and its peak."""
+    header = bound_header(program, depth)
+    line = timeline(program)
+    return header, peak(header, line=line.bind(depth) if depth else line)
+
+
+def _by_depth(program: Program, line: Timeline, env: Mapping[str, int], symbol: str) -> DepthReport:
+    symbolic = peak(program, line=line, env=env)
+    return DepthReport(
+        symbol=symbol,
+        value=env[symbol],
+        peak=maximum(symbolic.total),
+        steady=formula_text(symbolic.resident, program.dims),
+        domain=domain_text(program.dims, program.domain),
     )
 
 
@@ -183,10 +253,11 @@ def _spot(line: Timeline, index: int) -> Spot:
     return Spot(step.phase.name, step.op.opcode, step.op.path, step.op.source)
 
 
-def _phases(line: Timeline, running: Sequence[int], mathematics: Peak) -> tuple[PhaseReport, ...]:
+def _phases(frames: Frames, running: Sequence[int], mathematics: Peak, env: Mapping[str, int]) -> tuple[PhaseReport, ...]:
     by_name: dict[str, list[int]] = {}
-    for step, number in zip(line.steps, running, strict=True):
-        by_name.setdefault(step.phase.name, []).append(number)
+    for name, numbers in played(frames, running, env):
+        if numbers:
+            by_name.setdefault(name, []).extend(numbers)
     formulas = {name: maximum(envelope) for name, envelope in mathematics.phases}
     return tuple(
         PhaseReport(name, max(numbers), formulas[name], _samples(numbers, SAMPLES)) for name, numbers in by_name.items()

@@ -188,11 +188,6 @@ def test_repeats_with_a_number_are_unrolled() -> None:
     assert numbers.running == (444, 572, 700, 700, 572, 444)
 
 
-def test_repeats_with_a_symbol_are_inconclusive() -> None:
-    with pytest.raises(InconclusiveError, match="repetitions that is a symbol: L"):
-        timeline(parse(LAYERS.format(L="L")))
-
-
 def test_numbers_need_every_symbol_and_whole_bytes() -> None:
     line = timeline(step())
     with pytest.raises(UsageError, match="symbol S"):

@@ -37,11 +37,15 @@ def alive_at(program: Program, line: Timeline, index: int) -> list[str]:
     return list(alive)
 
 
+Key = tuple[str, str, str, str, str]  # kind, operator, module, source, holder
+
+
 def grouped(
     line: Timeline, alive: Iterable[LiveRange], nbytes: Mapping[str, int], holder: Callable[[LiveRange], str]
-) -> list[Group]:
-    """Storages by kind, operator, module without layer numbers, source line and `holder`; `nbytes` gives each one's bytes."""
-    total: dict[tuple[str, str, str, str, str], tuple[int, int]] = {}
+) -> dict[Key, tuple[int, int]]:
+    """Bytes and number of storages by kind, operator, module without layer numbers, source line and `holder`; `nbytes` gives
+    each one's bytes."""
+    total: dict[Key, tuple[int, int]] = {}
     for live in alive:
         storage = live.storage
         if live.made is None:
@@ -51,7 +55,7 @@ def grouped(
             key = (str(storage.kind), op.opcode, collapse(op.path), op.source, holder(live))
         size, count = total.get(key, (0, 0))
         total[key] = (size + nbytes[storage.name], count + 1)
-    return [Group(size, count, *key) for key, (size, count) in total.items()]
+    return total
 
 
 def order(group: Group) -> tuple[int, str, str, str, str, str]:
@@ -81,8 +85,8 @@ def held_by(live: LiveRange, index: int) -> str:
 
 
 def collapse(path: str) -> str:
-    """A module path with the numbers of layers and experts as *: `layers.*.mlp.up_proj`."""
-    return re.sub(r"(?<![^.])\d+(?![^.])", "*", path)
+    """A module path, or a parameter's name, with the numbers of layers and experts as *: `layers.*.mlp.up_proj`."""
+    return re.sub(r"(?<![^.])(\d+|\*\+\d+)(?![^.])", "*", path.partition("[")[0])
 
 
 def round_size(nbytes: int) -> int:
@@ -106,13 +110,24 @@ def rounded_peak(
     rounding: Rounding | None,
 ) -> int:
     """The largest sum of rounded storages (and scratch) at any point; `steady` names those alive before the first operator."""
+    return max(rounded_points(line, nbytes, steady, env, rounding))
+
+
+def rounded_points(
+    line: Timeline,
+    nbytes: Mapping[str, int],
+    steady: Sequence[str],
+    env: Mapping[str, int],
+    rounding: Rounding | None,
+) -> list[int]:
+    """The sum of rounded storages (and scratch) before the first operator, and while each operator of a flat program runs."""
     sizes = {name: rounded(number, rounding) for name, number in nbytes.items()}
-    live = highest = sum(sizes[name] for name in steady)
+    live = sum(sizes[name] for name in steady)
+    points = [live]
     for step in line.steps:
         for name in step.allocates:
             live += sizes[name]
-        scratch = rounded(step.op.scratch.evaluate(env), rounding) if step.op.scratch.terms else 0
-        highest = max(highest, live + scratch)
+        points.append(live + (rounded(step.op.scratch.evaluate(env), rounding) if step.op.scratch.terms else 0))
         for name in step.frees:
             live -= sizes[name]
-    return highest
+    return points

@@ -11,12 +11,13 @@ monomials, so 100,000 operators take about a second, and a `Size` is built only 
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from fractions import Fraction
 from typing import NamedTuple
 
 from memir.errors import InconclusiveError, UsageError, VerifyError
 from memir.ir.core import Op, Phase, Program, Repeat, Storage
+from memir.ir.names import rename_path
 from memir.ir.size import Monomial, Size
 from memir.ir.unroll import extents, has_repeats, unroll
 
@@ -51,6 +52,34 @@ class Timeline:
     def size(self, point: int) -> Size:
         """The polynomial of a point, in bytes."""
         return Size(zip(self.basis, self.points[point], strict=True))
+
+    def bind(self, env: Mapping[str, int]) -> Timeline:
+        """The timeline with these symbols as numbers, in module paths too."""
+        products = [Size(((monomial, 1),)).substitute(env) for monomial in self.basis]
+        basis = basis_of(products)
+        place = {monomial: k for k, monomial in enumerate(basis)}
+        terms = [[(place[m], c) for m, c in product.terms] for product in products]
+        seen: dict[Vector, int] = {}
+        moved = []
+        for point in self.points:
+            vector = [0] * len(basis)
+            for coefficient, product in zip(point, terms, strict=True):
+                if coefficient:
+                    for k, c in product:
+                        vector[k] += c * coefficient
+            moved.append(seen.setdefault(tuple(vector), len(seen)))
+        steps = tuple(
+            step._replace(op=replace(step.op, path=rename_path(step.op.path, env))) if "{" in step.op.path else step
+            for step in self.steps
+        )
+        return Timeline(
+            steps,
+            basis,
+            tuple(seen),
+            moved[self.start],
+            tuple(moved[p] for p in self.running),
+            tuple(moved[p] for p in self.after),
+        )
 
     def evaluate(self, env: Mapping[str, int]) -> Numbers:
         """The same in whole bytes at `env`. UsageError if a symbol lacks there, InconclusiveError if bytes are not whole."""
@@ -143,8 +172,26 @@ def _broken(message: str, program: Program, index: int, op: Op) -> VerifyError:
 
 
 def timeline(program: Program, device: str = "gpu") -> Timeline:
-    """Live bytes at every point as polynomials; Repeats with numeric counts are unrolled (see `flatten` for the others)."""
-    program = flatten(program)
+    """Live bytes at every point as polynomials. Repeats with numeric counts are unrolled; where a count is a symbol, the steps
+    are the operators outside of the Repeats, and those of a body twice: in its first iteration and in its last
+    (`memir.analysis.frames`)."""
+    if is_folded(program):
+        from memir.analysis.frames import frames_of
+
+        return frames_of(program, device)[1]
+    return flat_timeline(flatten(program), device)
+
+
+def is_folded(program: Program) -> bool:
+    """Whether a number of repetitions or of a family's members is a symbol."""
+    counts = [op.count for phase in program.phases for op in phase.ops if isinstance(op, Repeat)]
+    names = [s.name for s in program.storages] + [v.name for v in program.values]
+    counts += [n for name in names for n in extents(name)]
+    return any(not count.is_constant for count in counts)
+
+
+def flat_timeline(program: Program, device: str = "gpu") -> Timeline:
+    """`timeline` of a program without Repeats."""
     steps = walk(program, device)
     sizes = {s.name: s.nbytes for s in program.storages if s.device == device}
     basis = basis_of([*sizes.values(), *(step.op.scratch for step in steps)])

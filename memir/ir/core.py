@@ -5,7 +5,7 @@ Frozen, hashable, no torch types. `docs/ir.md` has the text form, `memir.ir.veri
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 
@@ -105,3 +105,16 @@ class Program:
                 if isinstance(op, Repeat):
                     raise ValueError("the program has a Repeat: unroll it first")
                 yield phase, op
+
+    def counted(self, env: Mapping[str, int]) -> Iterator[tuple[Op, int]]:
+        """Every operator in textual order and how often it is executed; `env` gives the symbols in the Repeats' counts."""
+        for phase in self.phases:
+            yield from _counted(phase.ops, 1, env)
+
+
+def _counted(ops: Sequence[Op | Repeat], times: int, env: Mapping[str, int]) -> Iterator[tuple[Op, int]]:
+    for op in ops:
+        if isinstance(op, Repeat):
+            yield from _counted(op.body, times * op.count.evaluate(env), env)
+        else:
+            yield op, times

@@ -13,7 +13,7 @@ _QUOTED = r'"(?:[^"\\]|\\.)*"'
 
 # What needs no quotes. A name may end in indices, `h[i-1]`, `kv[m, L-1-i]`, `w[:32]`.
 _WORD = r"[\w.\-/+:]+"
-_NAME = r"[\w.\-/+]+(?:\[[\w +\-*/,:()^]*\])*"
+_NAME = r"[\w.\-/+*]+(?:\[[\w +\-*/,:()^]*\])*"
 WORD = re.compile(rf"[ \t]*({_WORD}|{_QUOTED})")
 STORAGE = re.compile(rf"[ \t]*\$({_NAME}|{_QUOTED})")
 VALUE = re.compile(rf"[ \t]*%({_NAME}|{_QUOTED})")

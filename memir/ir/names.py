@@ -1,14 +1,15 @@
-"""Indexed names: `h[i]`, `kv[m, L-1-i]`, families `w[L]` and `w[:32]`. docs/ir.md has the rules."""
+"""Indexed names: `h[i]`, `kv[m, L-1-i]`, families `w[L]` and `w[:32]`, ranges `w[1:L-1]`. docs/ir.md has the rules."""
 
 from __future__ import annotations
 
+import itertools
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import lru_cache
 
 from memir.errors import ParseError
-from memir.ir.size import Size
+from memir.ir.size import ZERO, Size
 from memir.ir.sizetext import parse_size
 
 _INDEXED = re.compile(r"([^\[\]]*)\[([^\[\]]*)\]")
@@ -17,11 +18,12 @@ _BRACES = re.compile(r"\{([^{}]*)\}")
 
 @dataclass(frozen=True, slots=True)
 class Index:
-    """One index of a name. `size` is None for text that is no index; `ranged` for `:n`, the first n members."""
+    """One index of a name. `size` is None for text that is no index; `ranged` for `start:size`, or `:size` from 0 on."""
 
     text: str
     size: Size | None
     ranged: bool = False
+    start: Size = ZERO
 
     @property
     def is_extent(self) -> bool:
@@ -60,6 +62,31 @@ def rename(name: str, env: Mapping[str, Size | int]) -> str:
     return join(base, tuple(_bind(i, env) for i in indices))
 
 
+def spread(names: tuple[str, ...]) -> tuple[str, ...]:
+    """The names with ranges of numbers written out: `w[1:3]` is `w[1]`, `w[2]`. ValueError for one with its ends reversed."""
+    if not any(":" in name for name in names):
+        return names
+    return tuple(member for name in names for member in _spread(name))
+
+
+def is_range(name: str) -> bool:
+    """Whether a reference stands for several members: `w[:L]`, `w[1:L-1]`."""
+    return ":" in name and any(i.ranged for i in split(name)[1])
+
+
+def _spread(name: str) -> list[str]:
+    base, indices = split(name)
+    choices = []
+    for index in indices:
+        if index.size is None or not index.ranged or not (index.size.is_constant and index.start.is_constant):
+            choices.append([index.text])
+            continue
+        if index.size.constant < index.start.constant:
+            raise ValueError(f"the range {index.text} ends before it begins")
+        choices.append([str(k) for k in range(index.start.constant, index.size.constant)])
+    return [join(base, chosen) for chosen in itertools.product(*choices)]
+
+
 def rename_path(path: str, env: Mapping[str, Size | int]) -> str:
     """A module path with its `{i}` replaced: `layers.{i}.up` -> `layers.3.up`; braces that are no index stay."""
 
@@ -74,16 +101,17 @@ def rename_path(path: str, env: Mapping[str, Size | int]) -> str:
 
 
 def _bind(index: Index, env: Mapping[str, Size | int]) -> str:
-    if index.size is None or not (index.size.is_constant or index.size.symbols() & env.keys()):
+    if index.size is None or not (index.size.is_constant or (index.size.symbols() | index.start.symbols()) & env.keys()):
         return index.text
-    return (":" if index.ranged else "") + index_text(index.size.substitute(env))
+    end = index_text(index.size.substitute(env))
+    return f"{index_text(index.start.substitute(env)) if index.start.terms else ''}:{end}" if index.ranged else end
 
 
 @lru_cache(maxsize=65536)
 def _index(text: str) -> Index:
-    ranged = text.startswith(":")
+    start, colon, end = text.rpartition(":")
     try:
-        return Index(text, parse_size(text[ranged:]), ranged)
+        return Index(text, parse_size(end), bool(colon), parse_size(start) if start else ZERO)
     except ParseError:
         return Index(text, None)
 

@@ -176,10 +176,13 @@ def scratch_of(target: str, opcode: str, operands: Sequence[Value], results: Seq
     return rule(operands, results) if rule is not None else ZERO
 
 
-def without_rule(target: str, ops: Iterable[Op]) -> Counter[str]:
-    """Opcodes whose workspace on the target is not known, and how often they occur; the CPU's rules cover what was measured."""
+def without_rule(target: str, ops: Iterable[tuple[Op, int]]) -> Counter[str]:
+    """Opcodes whose workspace on the target is not known, and how often they run, for operators with how often each does.
+
+    The CPU's rules cover what was measured.
+    """
     unknown: Counter[str] = Counter()
-    for op in ops:
+    for op, count in ops:
         name = op.opcode.split(".")[1]
         if (
             target == "cuda"
@@ -187,5 +190,5 @@ def without_rule(target: str, ops: Iterable[Op]) -> Counter[str]:
             and name not in FREE_OF_WORKSPACE
             and not op.opcode.startswith("memir.")
         ):
-            unknown[op.opcode] += 1
+            unknown[op.opcode] += count
     return unknown

@@ -54,6 +54,13 @@ def _is_nonnegative_atom(atom: Atom) -> bool:
     return isinstance(atom, str) or (atom.a.is_nonnegative and atom.b.is_nonnegative)
 
 
+def _is_positive_atom(atom: Atom) -> bool:
+    """Whether an atom is at least 1 wherever every symbol is."""
+    if isinstance(atom, str):
+        return True
+    return atom.op == "ceil" and (atom.a - 1).is_nonnegative and atom.b.is_constant and atom.b.constant > 0
+
+
 def _is_factor(size: Size) -> bool:
     """Whether the text of `size` is one factor, so that it may stand after a slash without parentheses."""
     if len(size.terms) != 1:
@@ -171,13 +178,22 @@ class Size:
         """Whether it is proven to be at least 0 wherever every symbol is at least 1; False does not mean that it is negative.
 
         The proof: with every symbol s written as 1 + s', no coefficient is negative. A generator counts as at least 0 where
-        its arguments do.
+        its arguments do, and ceil(a/b) as at least 1 where a is.
         """
         if all(c >= 0 and all(_is_nonnegative_atom(a) for a, _ in m) for m, c in self.terms):
             return True
-        if any(e < 0 or not isinstance(a, str) for m, _ in self.terms for a, e in m):
+        atoms = {a for m, _ in self.terms for a, _ in m}
+        if any(e < 0 for m, _ in self.terms for _, e in m) or not all(map(_is_nonnegative_atom, atoms)):
             return False
-        shifted = self.substitute({s: Size.of(s) + 1 for s in self.symbols()})
+        stand_in: dict[Atom, Size] = {}
+        for number, atom in enumerate(sorted(atoms, key=_atom_key)):
+            stand_in[atom] = Size.of(f"x{number}") + (1 if _is_positive_atom(atom) else 0)
+        shifted = ZERO
+        for monomial, coefficient in self.terms:
+            term = Size.of(coefficient)
+            for atom, exponent in monomial:
+                term = term * stand_in[atom] ** exponent
+            shifted = shifted + term
         return all(c >= 0 for _, c in shifted.terms)
 
     def symbols(self) -> frozenset[str]:
@@ -332,7 +348,9 @@ def _extremum(gen: Gen) -> Size:
             arguments.add(size)
     ordered = sorted(arguments, key=Size.text)
     if numbers:
-        ordered.append(Size.of(max(numbers) if gen.op == "max" else min(numbers)))
+        number = max(numbers) if gen.op == "max" else min(numbers)
+        if gen.op == "min" or not any((size - number).is_nonnegative for size in ordered):
+            ordered.append(Size.of(number))
     result = ordered[0]
     for size in ordered[1:]:
         result = _generator(gen.op, result, size)

@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 from memir.errors import UsageError
 from memir.ir.core import Op, Phase, Program, Repeat, Storage, Value
 from memir.ir.domain import bind_domain
-from memir.ir.names import Index, index_text, join, rename, rename_path, split
+from memir.ir.names import Index, index_text, is_range, join, rename, rename_path, split, spread
 from memir.ir.size import Size
 
 MAX_OPS = 5_000_000  # about 5 GB of operators; more is a typing error, not a wish
@@ -48,6 +48,12 @@ def bind(program: Program, env: Mapping[str, int]) -> Program:
     return _rewrite(program, env, expand=False).program
 
 
+def bound_header(program: Program, env: Mapping[str, int]) -> Program:
+    """The program with its dims and domain bound, and the rest as it is: for what reads the header only. Errors as `unroll`."""
+    dims = tuple(d for d in program.dims if d not in env)
+    return replace(program, dims=dims, domain=bind_domain(program.domain, env, dims)) if env else program
+
+
 def has_repeats(program: Program) -> bool:
     """Whether there is a Repeat or a family in it."""
     names = [s.name for s in program.storages] + [v.name for v in program.values]
@@ -68,7 +74,7 @@ def _rewrite(program: Program, env: Mapping[str, int], *, expand: bool) -> Unrol
             raise UsageError(f"{symbol} must be a positive number, not {number}")
     dims = tuple(d for d in program.dims if d not in env)
     domain = bind_domain(program.domain, env, dims)
-    bound = _Bound(env)
+    bound = _Bound(env, expand)
     length = sum(_length(phase.ops, bound, expand) for phase in program.phases)
     if length > MAX_OPS:
         raise UsageError(f"the program unrolls to {length:,} operators, more than {MAX_OPS:,}", hint="bind smaller numbers")
@@ -90,8 +96,9 @@ def _rewrite(program: Program, env: Mapping[str, int], *, expand: bool) -> Unrol
 class _Bound:
     """Symbols bound to numbers, and the names of values that are local to the iterations around."""
 
-    def __init__(self, env: Mapping[str, int], local: Mapping[str, tuple[str, ...]] | None = None) -> None:
+    def __init__(self, env: Mapping[str, int], expand: bool, local: Mapping[str, tuple[str, ...]] | None = None) -> None:
         self.env = env
+        self.expand = expand  # whether ranges of members are written out
         self.local = local or {}  # value made in a body without an index -> the indices it has in fact
         self._sizes: dict[Size, Size] = {}
         self._groups: dict[tuple[Size, ...], tuple[Size, ...]] = {}
@@ -124,7 +131,14 @@ class _Bound:
         return found
 
     def storages(self, names: tuple[str, ...]) -> tuple[str, ...]:
-        return tuple([self.storage(n) for n in names]) if names else ()
+        return self.spread(tuple([self.storage(n) for n in names])) if names else ()
+
+    def spread(self, names: tuple[str, ...]) -> tuple[str, ...]:
+        """The names, ranges of members written out where that is wanted."""
+        try:
+            return spread(names) if self.expand else names
+        except ValueError as error:
+            raise UsageError(str(error)) from None
 
     def value(self, name: str) -> str:
         return join(name, self.local[name]) if name in self.local else self.storage(name)
@@ -145,11 +159,24 @@ class _Bound:
             self.storage(value.storage),
         )
 
+    def results(self, results: tuple[Value, ...]) -> tuple[Value, ...]:
+        """The results, one for each member of a range where ranges are written out."""
+        tensors = tuple([self.tensor(r) for r in results])
+        if not (self.expand and any(is_range(t.name) for t in tensors)):
+            return tensors
+        members = []
+        for tensor in tensors:
+            names, storages = self.spread((tensor.name,)), self.spread((tensor.storage,))
+            if len(names) != len(storages):
+                raise UsageError(f"%{tensor.name} and ${tensor.storage} have not as many members")
+            members += [replace(tensor, name=n, storage=s) for n, s in zip(names, storages, strict=True)]
+        return tuple(members)
+
     def op(self, op: Op) -> Op:
         return Op(
             op.opcode,
-            tuple([self.value(o) for o in op.operands]),
-            tuple([self.tensor(r) for r in op.results]),
+            self.spread(tuple([self.value(o) for o in op.operands])),
+            self.results(op.results),
             self.storages(op.frees),
             self.storages(op.drops),
             self.storages(op.saves),
@@ -205,7 +232,7 @@ class _Body:
         indices = (*around, index)
         made = {r.name for op in repeat.body if isinstance(op, Op) for r in op.results if not split(r.name)[1]}
         numbered = any(i.isdigit() for i in indices)  # nothing is expanded around: the short names stay
-        return _Bound(env, {**bound.local, **(dict.fromkeys(made, indices) if numbered else {})})
+        return _Bound(env, self._expand, {**bound.local, **(dict.fromkeys(made, indices) if numbered else {})})
 
 
 def _length(ops: Sequence[Op | Repeat], bound: _Bound | None = None, expand: bool = False) -> int:
