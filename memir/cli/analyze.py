@@ -42,11 +42,11 @@ def command(request: Request, format_text: str, output: Path | None) -> int:
     with progress() as stage:
         if render is None:
             out = io.StringIO()
-            step = program_of(request.model, request.recipe, **request.keywords(), cache=request.cache, progress=stage)
+            step = program_of(request.model, request.recipe, **request.program_keywords(), progress=stage)
             backend.emit(step.program, out)
             text, code = out.getvalue(), EXIT_OK
         else:
-            report = analyze(request.model, request.recipe, **request.keywords(), cache=request.cache, progress=stage)
+            report = analyze(request.model, request.recipe, **request.program_keywords(), progress=stage)
             text, code = render(report), EXIT_INCONCLUSIVE if report.inconclusive else EXIT_OK
     write(text, output)
     return code

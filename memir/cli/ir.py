@@ -24,7 +24,7 @@ def command(request: Request, live: bool, output: Path | None) -> None:
     from memir.backends.ir import Ir
 
     with progress() as stage:
-        step = program_of(request.model, request.recipe, **request.keywords(), cache=request.cache, progress=stage)
+        step = program_of(request.model, request.recipe, **request.program_keywords(), progress=stage)
         stage("printing")
         out = io.StringIO()
         Ir(live=live).emit(step.program, out)

@@ -32,9 +32,10 @@ class Request:
     inputs: str | None = None
     trust_remote_code: bool = False
     cache: bool = True  # whether a step that was traced before may be read (`cache_option`)
+    fold: bool = True  # whether layers that repeat are traced once (`cache_option`)
 
     def keywords(self) -> dict[str, Any]:
-        """The keyword arguments of `memir.trace`; `cache` is for those who ask for a program only."""
+        """The keyword arguments of `memir.trace`; those of `program_of` are `program_keywords`."""
         return {
             "batch": self.batch,
             "seq": self.seq,
@@ -42,6 +43,10 @@ class Request:
             "inputs": self.inputs,
             "trust_remote_code": self.trust_remote_code,
         }
+
+    def program_keywords(self) -> dict[str, Any]:
+        """The keyword arguments of `memir.api.program_of`."""
+        return {**self.keywords(), "cache": self.cache, "fold": self.fold}
 
 
 def _choice(name: str, help_text: str) -> Decorator:
@@ -111,6 +116,7 @@ def step_options(command: Callable[..., Any]) -> Callable[..., Any]:
         lora: str | None,
         dropout: str,
         cache: bool = True,
+        fold: bool = True,
         **others: Any,
     ) -> Any:
         names = [f"recipe_{f.name}" for f in fields(Recipe) if f"recipe_{f.name}" in others]
@@ -119,7 +125,7 @@ def step_options(command: Callable[..., Any]) -> Callable[..., Any]:
             dropout=dropout == "on",
             **{name.removeprefix("recipe_"): others.pop(name) for name in names},
         )
-        request = Request(model, recipe, batch, seq, parse_sets(sets), inputs, trust_remote_code, cache)
+        request = Request(model, recipe, batch, seq, parse_sets(sets), inputs, trust_remote_code, cache, fold)
         return command(request=request, **others)
 
     for option in reversed(_OPTIONS):
@@ -150,9 +156,12 @@ def output_option(command: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def cache_option(command: Callable[..., Any]) -> Callable[..., Any]:
-    """`--no-cache`, for commands that need a program and no graph; below `step_options`, which puts it into the request."""
+    """`--no-cache` and `--no-fold`, for commands that need a program and no graph; below `step_options`, which puts them
+    into the request."""
     text = "Trace anew, and keep nothing (see memir cache)."
-    return click.option("--no-cache", "cache", is_flag=True, default=True, flag_value=False, help=text)(command)
+    command = click.option("--no-cache", "cache", is_flag=True, default=True, flag_value=False, help=text)(command)
+    text = "Trace every layer, also those that repeat; implies --no-cache."
+    return click.option("--no-fold", "fold", is_flag=True, default=True, flag_value=False, help=text)(command)
 
 
 @contextmanager

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from memir.frontend.trace import Traced
 
 Progress = Callable[[str], None]
-TraceOnce = Callable[[Callable[[], LoadedModel], Recipe, Extent, Extent, Progress], "tuple[Traced, Fake]"]
+TraceOnce = Callable[..., "tuple[Traced, Fake]"]  # memir.frontend.trace.trace_once
 
 
 class Attempts:
@@ -36,6 +36,11 @@ class Attempts:
 
     def run(self) -> Traced:
         """The traced step; its program's domain holds at the asked point."""
+        traced = self.run_unpinned()
+        return self.pinned(traced) if self.outside else traced
+
+    def run_unpinned(self) -> Traced:
+        """The same, but where `outside` is not empty the domain may not hold there yet: `pinned` looks."""
         try:
             traced, lost = self._symbolic(max(self.batch, 2), max(self.seq, 2))
             if lost:  # a coincidence, such as S equal to the model's width, or really code that fixes a size
@@ -50,10 +55,15 @@ class Attempts:
             return self._fitted({"B": self.batch, "S": self.seq}, error.message, error)
         if traced is None or lost:
             return self._fitted(lost, self.site, None)
-        return self._pinned(traced, self.outside) if self.outside else traced
+        return traced
 
     site = ""  # the line that fixed a symbol
     outside: dict[str, int] = {}  # symbols in guards that do not hold at the asked point: name -> asked value
+    traced_at: dict[str, int] = {}  # where the last symbolic trace was made
+
+    def at(self, values: dict[str, int]) -> Traced:
+        """The step with these symbols as numbers and the others as symbols."""
+        return self._concrete(values, frozenset({"B", "S"} - values.keys()))
 
     def _symbolic(self, batch: int, seq: int) -> tuple[Traced | None, dict[str, int]]:
         try:
@@ -66,6 +76,7 @@ class Attempts:
             self.site = specialization_site(fake)
         else:
             asked = {"B": self.batch, "S": self.seq}
+            self.traced_at = {"B": batch, "S": seq}
             self.outside = {name: asked[name] for name in sorted(broken_at(fake, asked))}
         return traced, lost
 
@@ -89,14 +100,15 @@ class Attempts:
             raise InconclusiveError("a symbol that was kept before is lost now", where=specialization_site(fake))
         return traced
 
-    def _pinned(self, traced: Traced, values: dict[str, int]) -> Traced:
+    def pinned(self, traced: Traced) -> Traced:
         """The asked point lies outside the domain (PyTorch takes a size of 1 apart; S may equal a table's length): traced with
         those sizes as numbers. If the program is the same there, the domain is widened; if not, the exact one is the answer and
         the general one is kept beside it.
         """
+        values = self.outside
         point = ", ".join(f"{name}={value}" for name, value in values.items())
         self.progress(f"tracing again at {point}: other operators might run there")
-        exact = self._concrete(values, frozenset({"B", "S"} - values.keys()))
+        exact = self.at(values)
         if same_at(traced.program, exact.program, values):
             asked = {"B": self.batch, "S": self.seq}
             domain = tuple(filter(None, (widened(text, asked) for text in traced.program.domain)))

@@ -25,6 +25,8 @@ from memir.frontend.cuda import HANDLERS
 from memir.frontend.domains import domain_of
 from memir.frontend.failures import explained
 from memir.frontend.fake import Extent, Fake, fake_batch, make_mode, move_to_fake
+from memir.frontend.families import FoldError
+from memir.frontend.folding import trace_folded
 from memir.frontend.functions import target_functions
 from memir.frontend.load_build import CudaMeans
 from memir.frontend.load_eager import eager_only
@@ -61,6 +63,7 @@ class Traced:
     inconclusive: list[str] = field(default_factory=list)  # what is not proven beyond the asked point
     general: Program | None = None  # of the neighbouring points, where `program` holds at the asked one only
     symbols: dict[str, str] = field(default_factory=dict)  # PyTorch's names of symbols in the graph -> "B", "S"
+    dims: dict[str, int] = field(default_factory=dict)  # symbols that the target gives a value: "L" -> 32, its layers
 
     @property
     def graph(self) -> fx.GraphModule:
@@ -72,9 +75,18 @@ Progress = Callable[[str], None]
 
 
 def trace_once(
-    load: Callable[[], LoadedModel], recipe: Recipe, batch: Extent, seq: Extent, progress: Progress = lambda text: None
+    load: Callable[[], LoadedModel],
+    recipe: Recipe,
+    batch: Extent,
+    seq: Extent,
+    progress: Progress = lambda text: None,
+    *,
+    lifetimes: bool = True,
 ) -> tuple[Traced, Fake]:
-    """One trace at the given extents. Raises InconclusiveError where the model's code cannot be followed."""
+    """One trace at the given extents. Raises InconclusiveError where the model's code cannot be followed.
+
+    Without `lifetimes` the program has no drops: the forward without gradients, which shows them, is left out.
+    """
     progress("loading the model")
     loaded = load()
     module = prepare(loaded, recipe)
@@ -98,7 +110,7 @@ def trace_once(
         stack.enter_context(_no_collection())
         stack.enter_context(explained(loaded, batch, seq))
         released = None
-        if recipe.mode == "train":
+        if recipe.mode == "train" and lifetimes:
             progress("tracing the forward without gradients")
             released = tracing.forward()
             if specialized(fake):
@@ -108,10 +120,6 @@ def trace_once(
     answers.assumptions += without_effect(loaded, recipe)
     accumulate_in_place(recorder)
     program = lower(recorder, released, loaded.name, domain_of(fake), recipe)
-    unknown = without_rule(recipe.target, (op for _, op in program.ops()))
-    if unknown:
-        named = ", ".join(f"{opcode} ({count})" for opcode, count in sorted(unknown.items()))
-        answers.assumptions.append(f"no workspace is counted for operators without a rule on {recipe.target}: {named}")
     traced = Traced(
         program,
         recorder.graph,
@@ -227,10 +235,33 @@ def _no_collection() -> Iterator[None]:
 
 
 def trace(
-    load: Callable[[], LoadedModel], recipe: Recipe, batch: int, seq: int, progress: Progress = lambda text: None
+    load: Callable[[], LoadedModel],
+    recipe: Recipe,
+    batch: int,
+    seq: int,
+    progress: Progress = lambda text: None,
+    *,
+    fold: bool = True,
 ) -> Traced:
     """The steady-state step of the model that `load` gives (called anew for each trace), valid at B=batch, S=seq.
 
-    B and S stay symbols where the model's code allows it. PyTorch takes sizes of 1 apart: B=1 or S=1 is traced too.
+    B and S stay symbols where the model's code allows it. PyTorch takes sizes of 1 apart: B=1 or S=1 is traced too. With `fold`
+    the layers that repeat are traced once and the depth is the symbol L (`Traced.dims` has its value); where they do not repeat
+    all of them are traced, and the assumptions say why. The graph is that of the layers that were traced.
     """
-    return trace_symbolically(trace_once, load, recipe, batch, seq, progress)
+    traced, reason = None, ""
+    if fold:
+        try:
+            traced = trace_folded(trace_once, load, recipe, batch, seq, progress)
+        except FoldError as error:
+            progress("the layers do not repeat: tracing all of them")
+            where = f" ({error.where})" if error.where else ""
+            reason = f"all layers were traced, no formula in L: {error.message}{where}"
+    if traced is None:
+        traced = trace_symbolically(trace_once, load, recipe, batch, seq, progress)
+        traced.assumptions += [reason] if reason else []
+    unknown = without_rule(recipe.target, traced.program.counted(traced.dims))
+    if unknown:
+        named = ", ".join(f"{opcode} ({count})" for opcode, count in sorted(unknown.items()))
+        traced.assumptions.append(f"no workspace is counted for operators without a rule on {recipe.target}: {named}")
+    return traced

@@ -1,0 +1,170 @@
+"""A step whose cost does not depend on the depth: a few layers are traced, what repeats becomes a Repeat over L.
+
+What is traced: with numbers, at the asked B and S, the first and the last unit of layers and two between them, which are
+compared (`memir.frontend.fold`); with symbols, as few layers as there are kinds (`memir.frontend.symbolize`). Where a size that
+does not depend on B and S grows with the depth (the norms that clipping stacks), deeper steps are traced too and the size is
+fitted. Where the layers do not repeat, FoldError says why, and all of them are traced.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
+
+from memir.errors import InconclusiveError
+from memir.frontend.attempts import Attempts, TraceOnce
+from memir.frontend.depth import cut, find_layout
+from memir.frontend.fake import Extent
+from memir.frontend.families import FoldError
+from memir.frontend.fold import DEPTH, fold
+from memir.frontend.layout import Layout
+from memir.frontend.loaded import LoadedModel
+from memir.frontend.prepare import prepare
+from memir.frontend.symbolize import symbolize
+from memir.frontend.with_depth import merged
+from memir.ir.core import Kind, Program
+from memir.ir.declarations import member_count
+from memir.ir.domain import widened
+from memir.recipe import Recipe
+
+if TYPE_CHECKING:
+    from memir.frontend.trace import Traced
+
+Progress = Callable[[str], None]
+Load = Callable[[], LoadedModel]
+
+
+def trace_folded(once: TraceOnce, load: Load, recipe: Recipe, batch: int, seq: int, progress: Progress) -> Traced | None:
+    """The folded step; None where there are too few layers for that. FoldError where they do not repeat."""
+    progress("loading the model")
+    loaded = load()
+    problem: FoldError | None = None
+    for peel, few in ((1, 1), (1, 2), (2, 2)):
+        layout = find_layout(loaded, 2 * peel + 2)
+        if layout is None:
+            break
+        if few == 1 and recipe.lora is not None:  # the first layer's input needs no gradient: it stands for no other
+            continue
+        try:
+            return _Folding(once, load, recipe, batch, seq, progress, layout, peel, few).run()
+        except FoldError as error:
+            problem = problem or error
+    if problem is not None:
+        raise problem
+    return None
+
+
+class _Folding:
+    def __init__(
+        self,
+        once: TraceOnce,
+        load: Load,
+        recipe: Recipe,
+        batch: int,
+        seq: int,
+        progress: Progress,
+        layout: Layout,
+        peel: int,
+        few: int,
+    ) -> None:
+        self.once, self.load, self.recipe, self.progress = once, load, recipe, progress
+        self.asked = {"B": batch, "S": seq}
+        self.layout, self.peel = layout, peel
+        self.enough = layout.at(2 * peel + 2)
+        self.few = layout.at(few)
+
+    def run(self) -> Traced:
+        """See `trace_folded`."""
+        num_parameters, num_trainable, nbytes = self._whole()
+        concrete = self._concrete(self.enough, self.asked)
+        attempts = self._attempts(self.few)
+        traced = attempts.run_unpinned()
+        general = None
+        if not attempts.outside:
+            program = self._folded(concrete, [(traced.program, self.few)], self.asked)
+        else:
+            try:
+                program = self._folded(concrete, [(traced.program, self.few)], self.asked)
+                domain = tuple(filter(None, (widened(text, self.asked) for text in program.domain)))
+                program = replace(program, domain=domain)
+            except FoldError:
+                point = attempts.traced_at
+                general = self._folded(self._concrete(self.enough, point), [(traced.program, self.few)], point)
+                program = self._pinned(concrete, traced.program, attempts.outside)
+        for one in (program, general):
+            if one is not None and _parameter_bytes(one, self.layout.depth) != nbytes:
+                raise FoldError("the parameters of the whole model are not those of its repeated layers")
+        return replace(
+            traced,
+            program=program,
+            general=general,
+            num_parameters=num_parameters,
+            num_trainable=num_trainable,
+            dims={DEPTH: self.layout.depth},
+        )
+
+    def _attempts(self, layout: Layout) -> Attempts:
+        """Symbolic traces of so many layers; lifetimes are read off the concrete ones."""
+
+        def once(*arguments: Any) -> Any:
+            return self.once(*arguments, lifetimes=False)
+
+        return Attempts(once, lambda: cut(self.load(), layout), self.recipe, self.asked["B"], self.asked["S"], self.progress)
+
+    def _pinned(self, concrete: Program, general: Program, values: dict[str, int]) -> Program:
+        """The program at the asked point, where other operators run than the general one has: what they share has its sizes,
+        the rest is traced with those symbols as numbers."""
+        point = ", ".join(f"{name}={value}" for name, value in values.items())
+        self.progress(f"tracing again at {point}: other operators run there")
+        one = self.layout.at(1)
+        exact = self._attempts(one).at(values)
+        pinned = tuple(f"{name} == {value}" for name, value in values.items())
+        others = tuple(c for c in exact.program.domain if c.split(" ")[0] not in values)
+        header = replace(exact.program, domain=pinned + others)
+        return self._folded(concrete, [(general, self.few), (header, one)], self.asked, values)
+
+    def _whole(self) -> tuple[int, int, int]:
+        """Parameters, trainable ones and their bytes of the whole model."""
+        module = prepare(self.load(), self.recipe)
+        parameters = list(module.parameters())
+        return (
+            sum(p.numel() for p in parameters),
+            sum(p.numel() for p in parameters if p.requires_grad),
+            sum(p.numel() * p.element_size() for p in parameters),
+        )
+
+    def _concrete(self, layout: Layout, point: dict[str, int]) -> Program:
+        self.progress(f"tracing {layout.depth} of {self.layout.depth} layers")
+        batch, seq = (Extent(name, point[name], False) for name in ("B", "S"))
+        try:
+            traced, _ = self.once(lambda: cut(self.load(), layout), self.recipe, batch, seq, lambda _: None)
+        except InconclusiveError as error:  # the attempts say it better, on all layers
+            raise FoldError(error.message, where=error.where) from error
+        return traced.program
+
+    def _folded(
+        self,
+        concrete: Program,
+        symbolic: Sequence[tuple[Program, Layout]],
+        point: dict[str, int],
+        fixed: Mapping[str, int] | None = None,
+    ) -> Program:
+        program, deep = symbolize(concrete, self.enough, symbolic, point, fixed)
+        folded = fold(program, self.enough, self.peel)
+        if not deep:
+            return folded
+        others = []
+        for more in (1, 2):
+            layout = self.enough.at(self.enough.units + more)
+            deeper, _ = symbolize(self._concrete(layout, point), layout, symbolic, point, fixed)
+            others.append(fold(deeper, layout, self.peel))
+        return merged([folded, *others], self.enough, DEPTH)
+
+
+def _parameter_bytes(program: Program, depth: int) -> int:
+    total = 0
+    for storage in program.storages:
+        if storage.kind == Kind.PARAMETER:
+            total += (storage.nbytes * member_count(storage.name)).evaluate({DEPTH: depth})
+    return total
