@@ -69,7 +69,7 @@ def sizes() -> st.SearchStrategy[Size]:
 @st.composite
 def programs(draw: st.DrawFn, max_ops: int = 14, size: st.SearchStrategy[Size] | None = None) -> Program:
     """Valid flat programs with three phases, live-in and live-out storages, aliases, host storages, frees, scratch."""
-    pick = size or sizes()
+    pick = sizes() if size is None else size
     kinds = st.sampled_from(sorted(Kind))
     storages: list[Storage] = []
     alive: list[str] = []
