@@ -11,6 +11,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 from torch import nn
+from torch.fx.experimental.sym_node import SymNode
 
 import memir
 from memir.analysis.liveness import timeline
@@ -327,6 +328,7 @@ def _state() -> dict[str, Any]:
         "compile": torch.compile,
         "path": list(sys.path),
         "dtype": torch.get_default_dtype(),
+        "sizes": {name: getattr(SymNode, name) for name in ("add", "mul", "eq", "lt", "sym_max")},
     }
 
 

@@ -36,6 +36,8 @@ class _Folder:
         self.program, self.layout, self.peel = program, layout, peel
         self.families = Families(program, layout, peel)
         self.num_units = layout.num_units(DEPTH)
+        self._indices: dict[tuple[bool, int], str] = {}
+        self._layers: dict[tuple[bool, int], str] = {}
 
     def run(self) -> Program:
         phases, position = [], 0
@@ -78,10 +80,18 @@ class _Folder:
         if sweep is None:
             return index_text(self._unit_index(member))
         low, _ = self.families.span(member.family)
-        distance = member.unit - unit
-        if sweep.ascending:
-            return index_text(Size.of(INDEX) + self.peel + distance - low)
-        return index_text(self.num_units - 1 - self.peel - Size.of(INDEX) + distance - low)
+        return self._reached(sweep.ascending, member.unit - unit - low)
+
+    def _unit_of(self, ascending: bool) -> Size:
+        """The unit of an iteration."""
+        return Size.of(INDEX) + self.peel if ascending else self.num_units - 1 - self.peel - Size.of(INDEX)
+
+    def _reached(self, ascending: bool, distance: int) -> str:
+        """The index of a member `distance` units further on than the iteration's own."""
+        key = ascending, distance
+        if key not in self._indices:
+            self._indices[key] = index_text(self._unit_of(ascending) + distance)
+        return self._indices[key]
 
     def _name(self, ref: Ref, sweep: Sweep | None, unit: int) -> str:
         if not isinstance(ref, Member):
@@ -168,8 +178,11 @@ class _Folder:
             return self.layout.with_layer(path, "{" + index_text(Size.of(DEPTH) - (self.layout.depth - layer)) + "}")
         if place is None:
             return path
-        unit = Size.of(INDEX) + self.peel if sweep.ascending else self.num_units - 1 - self.peel - Size.of(INDEX)
-        return self.layout.with_layer(path, "{" + index_text(unit * self.layout.period + self.layout.lead + place[1]) + "}")
+        key = sweep.ascending, place[1]
+        if key not in self._layers:
+            number = self._unit_of(sweep.ascending) * self.layout.period + self.layout.lead + place[1]
+            self._layers[key] = "{" + index_text(number) + "}"
+        return self.layout.with_layer(path, self._layers[key])
 
     def _compare(self, sweep: Sweep, which: int) -> None:
         """FoldError if the stretch of this unit is not the first one's."""

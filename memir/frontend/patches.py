@@ -14,6 +14,7 @@ from typing import Any
 
 import torch
 import torch.nn.functional as F  # noqa: N812 (the name everybody uses)
+from torch.fx.experimental.sym_node import SymNode
 from torch.utils._python_dispatch import _disable_current_modes
 
 # module -> name -> what it answers while a step is traced as real data would run it
@@ -49,6 +50,46 @@ def real_branches() -> Iterator[None]:
     finally:
         for module, name, original in saved:
             setattr(module, name, original)
+
+
+# SymNode's arithmetic and comparisons of two sizes (torch/fx/experimental/sym_node.py, _make_node_magic).
+_REMEMBERED = (
+    *("add", "sub", "mul", "floordiv", "int_floordiv", "int_truediv", "truediv", "mod", "sym_max", "sym_min"),
+    *("eq", "ne", "lt", "le", "gt", "ge", "and_", "or_", "sym_and", "sym_or"),
+)
+
+
+@contextmanager
+def remembered_sizes() -> Iterator[None]:
+    """Arithmetic on symbolic sizes is done once for each pair of expressions.
+
+    For every tensor PyTorch computes whether it is contiguous, its bytes and more, of the same few sizes again and again: that
+    is a third of a symbolic trace. A SymNode is not changed once it is made, and looks up itself whether its symbol has become
+    a number, so the first answer is the answer.
+    """
+    saved = {name: getattr(SymNode, name) for name in _REMEMBERED if hasattr(SymNode, name)}
+    for name, method in saved.items():
+        setattr(SymNode, name, _remembered(method))
+    try:
+        yield
+    finally:
+        for name, method in saved.items():
+            setattr(SymNode, name, method)
+
+
+def _remembered(method: Callable[[Any, Any], Any]) -> Callable[[Any, Any], Any]:
+    known: dict[Any, Any] = {}
+
+    def remembered(self: Any, other: Any) -> Any:
+        if type(other) is not SymNode or self.shape_env is not other.shape_env:
+            return method(self, other)
+        key = (self._expr, other._expr, self.pytype, other.pytype, id(self.shape_env))
+        found = known.get(key)
+        if found is None:
+            found = known[key] = method(self, other)
+        return found
+
+    return remembered
 
 
 def _plain(value: Any) -> Any:

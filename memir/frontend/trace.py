@@ -36,7 +36,7 @@ from memir.frontend.loop import Step, batch_spec
 from memir.frontend.lower import lower
 from memir.frontend.optimizers import make_optimizer, resolved_impl
 from memir.frontend.origin import ModuleStack
-from memir.frontend.patches import generator_states, real_branches
+from memir.frontend.patches import generator_states, real_branches, remembered_sizes
 from memir.frontend.prepare import prepare, without_effect
 from memir.frontend.quiet import quiet
 from memir.frontend.record import Recorder
@@ -102,6 +102,7 @@ def trace_once(
         stack.enter_context(user_scope(loaded.module))
         stack.enter_context(CudaMeans("cpu"))
         stack.enter_context(real_branches())
+        stack.enter_context(remembered_sizes())
         stack.enter_context(fake.mode)
         stack.enter_context(enable_python_dispatcher())
         stack.enter_context(cpp_composites(recipe.target))

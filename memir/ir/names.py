@@ -54,12 +54,19 @@ def index_text(size: Size) -> str:
     return (added.text() + "".join(f"-{Size((term,)).text()}" for term in taken.terms)).replace(" ", "")
 
 
-def rename(name: str, env: Mapping[str, Size | int]) -> str:
-    """The name with the symbols of `env` replaced in its indices, numbers reduced (`h[2-1]` is `h[1]`), and no blanks."""
+def rename(name: str, env: Mapping[str, Size | int], known: dict[Index, str] | None = None) -> str:
+    """The name with the symbols of `env` replaced in its indices, numbers reduced (`h[2-1]` is `h[1]`), and no blanks.
+
+    `known` keeps what an index has become, for further names with the same `env`.
+    """
     base, indices = split(name)
     if not indices or any(i.size is None for i in indices):
         return name
-    return join(base, tuple(_bind(i, env) for i in indices))
+    known = {} if known is None else known
+    for index in indices:
+        if index not in known:
+            known[index] = _bind(index, env)
+    return join(base, tuple([known[index] for index in indices]))
 
 
 def spread(names: tuple[str, ...]) -> tuple[str, ...]:
@@ -87,10 +94,20 @@ def _spread(name: str) -> list[str]:
     return [join(base, chosen) for chosen in itertools.product(*choices)]
 
 
-def rename_path(path: str, env: Mapping[str, Size | int]) -> str:
-    """A module path with its `{i}` replaced: `layers.{i}.up` -> `layers.3.up`; braces that are no index stay."""
+def rename_path(path: str, env: Mapping[str, Size | int], known: dict[str, str] | None = None) -> str:
+    """A module path with its `{i}` replaced: `layers.{i}.up` -> `layers.3.up`; braces that are no index stay.
+
+    `known` keeps what braces have become, for further paths with the same `env`.
+    """
+    known = {} if known is None else known
 
     def replace(found: re.Match[str]) -> str:
+        text = found.group(0)
+        if text not in known:
+            known[text] = bound(found)
+        return known[text]
+
+    def bound(found: re.Match[str]) -> str:
         index = _index(found.group(1))
         if index.size is None or index.ranged or not index.size.symbols() & env.keys():
             return found.group(0)

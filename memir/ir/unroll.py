@@ -104,6 +104,8 @@ class _Bound:
         self._groups: dict[tuple[Size, ...], tuple[Size, ...]] = {}
         self._names: dict[str, str] = {}
         self._paths: dict[str, str] = {}
+        self._indices: dict[Index, str] = {}
+        self._braces: dict[str, str] = {}
 
     def size(self, size: Size) -> Size:
         found = self._sizes.get(size)
@@ -125,7 +127,7 @@ class _Bound:
         found = self._names.get(name)
         if found is None:
             try:
-                found = self._names[name] = rename(name, self.env)
+                found = self._names[name] = rename(name, self.env, self._indices)
             except ValueError as error:  # an index over a shard
                 raise UsageError(f"{name}: {error}") from None
         return found
@@ -146,7 +148,7 @@ class _Bound:
     def path(self, path: str) -> str:
         found = self._paths.get(path)
         if found is None:
-            found = self._paths[path] = rename_path(path, self.env)
+            found = self._paths[path] = rename_path(path, self.env, self._braces)
         return found
 
     def tensor(self, value: Value) -> Value:
