@@ -81,7 +81,7 @@ def test_a_domain_that_ends_before_the_memory() -> None:
 
 def test_the_models_own_limit() -> None:
     found = largest(pool_of(step(), max_seq=300), 0, "S", 2, Gpu("", 10**9))
-    assert (found.value, found.limit) == (300, "tiny accepts at most 300 tokens")
+    assert (found.value, found.limit) == (300, "tiny accepts sequences of at most 300 tokens")
 
 
 def test_nothing_fits() -> None:

@@ -33,12 +33,13 @@ def _listed(param: click.Parameter) -> click.Parameter:
     """The option for several values."""
     if param.name in (*AXES, *SINGLE) or not isinstance(param, click.Option):
         return param
+    declared = [*param.opts, param.name or ""]
     choices = "|".join(map(str, param.type.choices)) if isinstance(param.type, click.Choice) else param.metavar or "VALUE"
     if param.name == "lora":
         text = f"{param.help} Repeat it for several; none is the model as it is."
-        return click.Option(param.opts, multiple=True, metavar="SPEC", help=text)
+        return click.Option(declared, multiple=True, metavar="SPEC", help=text)
     return click.Option(
-        param.opts, metavar=f"{choices},...", default=str(param.default), show_default=param.show_default, help=param.help
+        declared, metavar=f"{choices},...", default=str(param.default), show_default=param.show_default, help=param.help
     )
 
 
@@ -131,16 +132,17 @@ def _requests(words: dict[str, Any]) -> list[Request]:
     fixed: list[str] = [words["model"]]
     axes: list[list[list[str]]] = []
     for param in _single.params:
-        value = words.get(param.name or "")
-        flag = param.opts[-1]
-        if param.name in ("model", *AXES) or value is None:
+        if param.name in ("model", *AXES):
+            continue
+        value, flag = words[param.name or ""], param.opts[-1]
+        if value is None:
             continue
         if param.name == "lora":
             axes.append([[] if spec.strip() == "none" else [flag, spec] for spec in value or ("none",)])
         elif param.name == "sets":
             fixed += [word for text in value for word in (flag, text)]
         elif isinstance(param, click.Option) and param.is_flag:
-            fixed += [flag] if value == param.flag_value else []
+            fixed += [flag] if value is (param.name != "cache") else []  # --no-cache makes it False
         elif param.name in SINGLE:
             fixed += [flag, value]
         else:

@@ -99,6 +99,11 @@ class Pool:
         return next((step.name for step in self.steps if step.name), "the model")
 
     @property
+    def limit(self) -> str:
+        """The model's limit in words."""
+        return f"{self.name} accepts sequences of at most {self.max_seq:,} tokens"
+
+    @property
     def assumptions(self) -> tuple[str, ...]:
         """What was assumed in any of the traces, each once."""
         return tuple(dict.fromkeys(text for step in self.steps for text in step.assumptions))
@@ -116,11 +121,9 @@ class Pool:
         UsageError where nothing at all can be traced for these points, so that the target or an option must be wrong;
         InconclusiveError where the first trace has no proof.
         """
-        found: dict[Point, Holding] = {}
-        reasons: dict[Point, str] = {}
-        pending = list(points)
+        points = list(points)
         while True:
-            pending = self._settle(pending, found, reasons)
+            found, reasons, pending = self._settle(points)
             if not pending:
                 return found, reasons
             if len(self.steps) + len(self._failed) >= self._max_traces:
@@ -128,14 +131,16 @@ class Pool:
                 return found, reasons
             self._extend(pending)
 
-    def _settle(self, points: list[Point], found: dict[Point, Holding], reasons: dict[Point, str]) -> list[Point]:
-        """The points that are still open; the others are entered in `found` or `reasons`."""
-        pending = []
+    def _settle(self, points: Sequence[Point]) -> tuple[dict[Point, Holding], dict[Point, str], list[Point]]:
+        """The points with a program, those with a reason, and those that are open."""
+        found: dict[Point, Holding] = {}
+        reasons: dict[Point, str] = {}
+        pending: list[Point] = []
         limit = self.max_seq
         refused = min(self._refused, default=None)
         for point in points:
             if limit is not None and point[1] > limit:
-                reasons[point] = f"{self.name} accepts sequences of at most {limit} tokens"
+                reasons[point] = self.limit
             elif refused is not None and point[1] >= refused:
                 reasons[point] = self._refused[refused]
             elif point in self._failed:
@@ -146,7 +151,7 @@ class Pool:
                     pending.append(point)
                 else:
                     found[point] = holding
-        return pending
+        return found, reasons, pending
 
     def _extend(self, pending: Sequence[Point]) -> None:
         """One more trace: at the smallest batch, for B=1 is traced beside the others, and in the middle of its lengths."""
@@ -169,6 +174,7 @@ class Pool:
         self.holdings.append(Holding(step.program, step, at, self._rounds))
         if step.general is not None:
             self.holdings.append(Holding(step.general, step, None, self._rounds))
+        self.holdings.sort(key=lambda holding: bool(holding.doubts))  # what is proven goes first
         if not any(holding.holds(at) for holding in self.holdings):
             self._failed[at] = self._near_miss(at)
 

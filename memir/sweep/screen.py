@@ -7,6 +7,7 @@ B \\ S     512     1024
 from __future__ import annotations
 
 import textwrap
+from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
 
@@ -53,7 +54,7 @@ def _grid(table: Table) -> list[str]:
     drawn = _columns(lines, lambda column: True)
     if max(map(len, drawn)) > WIDTH:
         return []
-    return [_title(table, f"{unit.name} at the peak"), "", *drawn, "", *_legend(places, letters)]
+    return [_title(table, f"{unit.name} at the peak"), "", *drawn, "", *_legend(places, letters), *_reasons(table)]
 
 
 def _long(table: Table) -> list[str]:
@@ -104,19 +105,13 @@ def _largest(table: Table) -> list[str]:
 
 
 def _notes(table: Table) -> list[str]:
-    """What the marks mean, the reasons of what is not known, what the variants share, and what was assumed."""
+    """What the marks mean, what the variants share, and what was assumed."""
     lines = []
     gpu = table.gpu.name if table.gpu is not None else ""
     if any(row.fits is False for row in table.rows):
         lines.append(f"  * does not fit {gpu} (allocated bytes)")
     elif table.rows and gpu:
         lines.append(f"  every cell fits {gpu} (allocated bytes)" if table.is_proven else "")
-    reasons: dict[str, int] = {}
-    for row in table.rows:
-        if row.reason:
-            reasons[row.reason] = reasons.get(row.reason, 0) + 1
-    for reason, count in reasons.items():
-        lines += _wrapped(f"? {plural(count, 'cell')}: ", reason, 3)
     options = options_of(table.variants[0].recipe)
     different = varying(table.variants)
     same = ", ".join(f"{name.replace('_', '-')} {option(value)}" for name, value in options.items() if name not in different)
@@ -130,6 +125,12 @@ def _legend(places: dict[Place, int], letters: dict[Place, str]) -> list[str]:
         mark = f"{letters[place]}  " if letters[place] else "peak "
         lines.append(_cut(f"  {mark}{_place_text(place)}   ({plural(count, 'cell')})"))
     return lines
+
+
+def _reasons(table: Table) -> list[str]:
+    """Why cells are not known or not proven, each reason once."""
+    counted = Counter(row.reason for row in table.rows if row.reason)
+    return [line for reason, count in counted.items() for line in _wrapped(f"? {plural(count, 'cell')}: ", reason, 3)]
 
 
 def _places(numbers: Iterable[Numbers | None]) -> dict[Place, int]:

@@ -18,6 +18,7 @@ from memir.errors import UsageError
 from memir.ir.core import Program
 from memir.ir.domain import bind_domain
 from memir.ir.size import Gen, Size
+from memir.ir.symbolic import formula_text
 from memir.sweep.grid import Numbers, Point
 from memir.sweep.pool import Holding
 from memir.sweep.rounding import lower_bound, operators
@@ -91,10 +92,10 @@ class Sizes:
         return self.holding.grid.numbers([self._point(size)])[0]
 
     def formula(self, size: int) -> str:
-        """The piece of the peak that is the largest at a valid size, as text."""
+        """The piece of the peak that is the largest at a valid size, as text that sympy parses."""
         place = self.numbers(size).place
         piece = next(piece for piece in self.holding.grid.pieces if piece.place == place)
-        return piece.size.text(self.holding.program.dims)
+        return formula_text(piece.size, self.holding.program.dims)
 
     def solve(self) -> Part:
         """The largest size that fits. Only where there is a `least` one and no `doubt`."""

@@ -66,7 +66,7 @@ def largest(pool: Pool, variant: int, symbol: str, at: int, gpu: Gpu) -> Largest
             return _beyond(answer, other, wanted)
         limit = reason if wanted in asked else ""
         if symbol == "S" and pool.max_seq is not None and wanted > pool.max_seq:
-            limit = f"{pool.name} accepts at most {pool.max_seq:,} tokens"
+            limit = pool.limit
         elif part.value >= FAR:
             limit = f"nothing: {symbol} does not matter"
         if limit:
