@@ -6,6 +6,7 @@ import dataclasses
 import os
 import subprocess
 import sys
+import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -72,8 +73,8 @@ def traces(monkeypatch: pytest.MonkeyPatch) -> list[dict[str, int]]:
     seen: list[dict[str, int]] = []
     trace = api._trace
 
-    def counted(*arguments: Any) -> Any:
-        result = trace(*arguments)
+    def counted(*arguments: Any, **keywords: Any) -> Any:
+        result = trace(*arguments, **keywords)
         seen.append(result[2])
         return result
 
@@ -234,6 +235,31 @@ def test_a_file_that_changes_while_it_is_traced_is_not_kept(cached: Path, model:
 
     ask(model, progress=edit)
     assert Store(cached).usage().entries == 0
+
+
+@pytest.mark.parametrize("changes", ["memir", "a package"])
+def test_nothing_is_kept_while_memir_or_packages_change(
+    cached: Path, model: Path, monkeypatch: pytest.MonkeyPatch, changes: str
+) -> None:
+    """What is in memory may be older than the sources that the key is made of."""
+
+    def change(stage: str) -> None:
+        if stage == "tracing the step" and changes == "memir":
+            newest = max(path.stat().st_mtime_ns for path in (ROOT / "memir" / "frontend").glob("*.py"))
+            monkeypatch.setattr(environment, "process_started", lambda: newest)
+        elif stage == "tracing the step":
+            monkeypatch.setattr(environment, "_packages", lambda _: "another")
+
+    ask(model, progress=change)
+    assert Store(cached).usage().entries == 0
+
+
+def test_a_process_knows_when_it_began() -> None:
+    code = "from memir.cache.environment import process_started; print(process_started())"
+    before = time.time_ns()
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    tick = 20_000_000  # nanoseconds; the system counts in steps
+    assert before - tick < int(done.stdout) < time.time_ns()
 
 
 def test_errors_are_the_same_with_a_kept_program(cached: Path, model: Path) -> None:

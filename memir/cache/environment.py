@@ -6,6 +6,7 @@ import hashlib
 import os
 import sys
 import sysconfig
+import time
 from collections.abc import Iterator
 from functools import cache
 from pathlib import Path
@@ -30,6 +31,26 @@ def signature() -> dict[str, object]:
         "variables": sorted((name, value) for name, value in os.environ.items() if _is_read_by_libraries(name)),
         "memir": _own_sources(),
     }
+
+
+def is_settled(before: dict[str, object]) -> bool:
+    """Whether packages are as in the signature `before`, and memir's sources older than the process that imported them."""
+    started = process_started()
+    return signature()["packages"] == before["packages"] and all(path.stat().st_mtime_ns < started for path in _own_files())
+
+
+def process_started() -> int:
+    """When this process began, in nanoseconds since the epoch; where the system does not say, when memir looked here first."""
+    try:
+        with open("/proc/self/stat", encoding="ascii") as file:
+            ticks = int(file.read().rpartition(")")[2].split()[19])
+        since_boot = time.clock_gettime_ns(time.CLOCK_BOOTTIME) - ticks * 1_000_000_000 // os.sysconf("SC_CLK_TCK")
+    except (OSError, ValueError, AttributeError, IndexError):
+        return _IMPORTED
+    return time.time_ns() - since_boot
+
+
+_IMPORTED = time.time_ns()
 
 
 def _is_read_by_libraries(name: str) -> bool:
@@ -61,7 +82,6 @@ def _library_folders() -> tuple[str, ...]:
     return (*(folder + os.sep for folder in sorted(folders)), *_SYSTEM)
 
 
-@cache
 def _packages(path: tuple[str, ...]) -> str:
     """The installed packages: what lies in each folder for packages, of which the names of *.dist-info hold every version.
 
@@ -95,7 +115,6 @@ def _other_places() -> list[str]:
     return [place for place in sys.path[1:] if place not in ("", os.getcwd()) and not is_installed(place)]
 
 
-@cache
 def _own_sources() -> str:
     digest = hashlib.sha256()
     for path in _own_files():

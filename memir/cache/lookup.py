@@ -76,8 +76,8 @@ class Place:
 class Lookup:
     """The kept programs of one target with its options."""
 
-    def __init__(self, store: Store, key: str, watch: Watch, relative: bool) -> None:
-        self.store, self.key, self.watch, self.relative = store, key, watch, relative
+    def __init__(self, store: Store, key: str, watch: Watch, relative: bool, signature: dict[str, object]) -> None:
+        self.store, self.key, self.watch, self.relative, self.signature = store, key, watch, relative, signature
 
     def find(self, batch: int, seq: int | None, default_seq: int) -> tuple[Record, dict[str, int]] | None:
         """A record that answers there, and the point with its defaults; None if there is none."""
@@ -103,7 +103,7 @@ class Lookup:
 
     def keep(self, record: Record, point: Mapping[str, int]) -> None:
         """Write what was traced while `watch` was entered; nothing is kept if some of what was read is changing."""
-        manifest = self.watch.manifest(relative=self.relative)
+        manifest = self.watch.manifest(relative=self.relative) if environment.is_settled(self.signature) else None
         if manifest is None:
             return
         try:
@@ -147,7 +147,7 @@ def open_lookup(target: str, recipe: Recipe, sets: Mapping[str, str], inputs: st
         if head == "__main__" or not folder.is_absolute():  # code that may come from anywhere; a user without a home
             return None
         key = hashlib.sha256(json.dumps(question, sort_keys=True).encode()).hexdigest()
-        return Lookup(Store(folder), key[:40], Watch([head.partition(".")[0]] if head else []), relative)
+        return Lookup(Store(folder), key[:40], Watch([head.partition(".")[0]] if head else []), relative, signature)
     except (OSError, ValueError):  # no working directory, or a target that cannot be a path: the loader says what is wrong
         return None
 

@@ -12,13 +12,12 @@ import importlib.util
 import os
 import sys
 import threading
-import time
 from collections.abc import Iterable, Iterator, Sequence
 from types import TracebackType
 from typing import Any, Self, cast
 
 from memir.cache.callers import asked_by_user, imported_by_user, is_importlib, only_shown
-from memir.cache.environment import is_installed, is_library
+from memir.cache.environment import is_installed, is_library, process_started
 from memir.cache.manifest import Manifest, candidates, contents, hashed, listing
 
 MODEL_PACKAGES = ("transformers", "peft", "accelerate")  # their sources are compared, not only their versions
@@ -85,7 +84,7 @@ class Watch:
         for path in self._module_files():
             if path not in files:
                 now = contents(path)
-                if now is None or os.stat(path).st_mtime_ns >= _started():
+                if now is None or os.stat(path).st_mtime_ns >= process_started():
                     return None
                 files[path] = now
         tops = {name.partition(".")[0] for name in list(sys.modules)}
@@ -235,17 +234,3 @@ def _absolute(path: Any) -> str | None:
 def _remove(items: list[Any], item: object) -> None:
     with contextlib.suppress(ValueError):  # the model's code may have replaced the list's contents
         items.remove(item)
-
-
-def _started() -> int:
-    """When this process began, in nanoseconds since the epoch; where the system does not say, when this module was imported."""
-    try:
-        with open("/proc/self/stat", encoding="ascii") as file:
-            ticks = int(file.read().rpartition(")")[2].split()[19])
-        since_boot = time.clock_gettime_ns(time.CLOCK_BOOTTIME) - ticks * 1_000_000_000 // os.sysconf("SC_CLK_TCK")
-    except (OSError, ValueError, AttributeError, IndexError):
-        return _IMPORTED
-    return time.time_ns() - since_boot
-
-
-_IMPORTED = time.time_ns()

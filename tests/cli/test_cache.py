@@ -31,7 +31,7 @@ def test_commands_share_what_was_traced(cached: Path, monkeypatch: pytest.Monkey
     }
     assert list(cached.iterdir()) == []
     assert run("analyze", *ARGUMENTS).stdout == fresh["analyze"].stdout
-    monkeypatch.setattr(api, "_trace", lambda *_: pytest.fail("it was traced"))
+    monkeypatch.setattr(api, "_trace", lambda *_, **__: pytest.fail("it was traced"))
     for name, result in fresh.items():
         again = run(*name.split(), *ARGUMENTS)
         assert (again.exit_code, again.stdout, again.stderr) == (0, result.stdout, "")
