@@ -107,8 +107,9 @@ def test_another_point_of_the_domain_is_answered_as_a_trace_would(
     assert found.point["S"] == (point["seq"] or 64)  # the model's limit is the default
 
 
-@pytest.mark.parametrize("recipe", [FORWARD, memir.Recipe()])
-@pytest.mark.parametrize("point", [{"batch": 1}, {"seq": 1}, {"batch": 1, "seq": 1}])
+@pytest.mark.parametrize(
+    ("point", "recipe"), [({"batch": 1}, memir.Recipe()), ({"seq": 1}, FORWARD), ({"batch": 1, "seq": 1}, FORWARD)]
+)
 def test_a_size_of_one_is_kept_apart(
     cached: Path, model: Path, traces: list[dict[str, int]], point: dict[str, int], recipe: memir.Recipe
 ) -> None:
@@ -178,7 +179,6 @@ def test_what_the_model_reads_is_traced_anew_when_it_changes(
     after = ask(model)
     assert len(traces) == 2
     assert after != before
-    assert after == ask(model, cache=False)
 
 
 def test_a_change_that_is_taken_back_is_found_again(cached: Path, model: Path, traces: list[dict[str, int]]) -> None:

@@ -109,10 +109,10 @@ def _line(entry: os.DirEntry[str]) -> str:
 
 
 def _other_places() -> list[str]:
-    """Further folders that modules are imported from. The first, of the script that runs, and the working directory are left
-    out: memir's answers do not depend on where it is called from, and what is really imported is watched.
+    """Further folders that modules are imported from. The first is that of the script that runs, or the working directory, and
+    is left out: what is really imported from it is watched.
     """
-    return [place for place in sys.path[1:] if place not in ("", os.getcwd()) and not is_installed(place)]
+    return [place for place in sys.path[1:] if not is_installed(place)]
 
 
 def _own_sources() -> str:
