@@ -101,7 +101,7 @@ class Pool:
     @property
     def limit(self) -> str:
         """The model's limit in words."""
-        return f"{self.name} accepts sequences of at most {self.max_seq:,} tokens"
+        return f"{self.name} accepts sequences of at most {self.max_seq} tokens"
 
     @property
     def assumptions(self) -> tuple[str, ...]:

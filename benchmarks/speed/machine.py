@@ -1,0 +1,34 @@
+"""What was measured on: the machine and the versions."""
+
+from __future__ import annotations
+
+import importlib.metadata
+import os
+import platform
+from pathlib import Path
+
+
+def machine() -> dict[str, str]:
+    """Cores, memory, CPU model, system."""
+    memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    return {
+        "CPU": _cpu(),
+        "cores": str(os.cpu_count()),
+        "RAM": f"{memory / 2**30:.0f} GiB",
+        "system": f"{platform.system()} {platform.machine()}",
+    }
+
+
+def versions() -> dict[str, str]:
+    """Of Python, memir and what it is built on."""
+    packages = ("memir", "torch", "transformers", "sympy", "click")
+    return {"Python": platform.python_version(), **{name: importlib.metadata.version(name) for name in packages}}
+
+
+def _cpu() -> str:
+    info = Path("/proc/cpuinfo")
+    if info.exists():
+        for line in info.read_text(encoding="utf-8").splitlines():
+            if line.startswith("model name"):
+                return " ".join(line.partition(":")[2].split())
+    return platform.processor() or "unknown"
