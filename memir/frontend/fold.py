@@ -235,13 +235,20 @@ class _Folder:
                 done.add(ref.family)
                 of_name = None
                 if isinstance(of, Member):
-                    if self.families.span(of.family) != self.families.span(ref.family):
-                        raise FoldError("a storage belongs to a parameter that other layers have", where=storage.name)
-                    of_name = join(self.families.base(of.family), (self._extent(of.family),))
+                    of_name = join(self.families.base(of.family), (self._owners(of, ref),))
                 elif of is not None:
                     of_name = of
                 name = join(self.families.base(ref.family), (self._extent(ref.family),))
                 yield replace(storage, name=name, of=of_name)
+
+    def _owners(self, of: Member, ref: Member) -> str:
+        """The members of a parameter's family that the members of another one belong to: all, or a range of them."""
+        (low, high), (first, last) = self.families.span(ref.family), self.families.span(of.family)
+        if (low, high) == (first, last):
+            return self._extent(of.family)
+        if low < first or high > last:
+            raise FoldError("a storage belongs to a parameter that other layers have", where=self.families.base(ref.family))
+        return self._range([replace(of, unit=low), replace(of, unit=high)])
 
     def _values(self) -> Iterable[Value]:
         done: set[object] = set()

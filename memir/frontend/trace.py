@@ -9,7 +9,7 @@ from __future__ import annotations
 import gc
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import torch
@@ -34,6 +34,7 @@ from memir.frontend.load_import import user_scope
 from memir.frontend.loaded import LoadedModel
 from memir.frontend.loop import Step, batch_spec
 from memir.frontend.lower import lower
+from memir.frontend.microbatches import TRACED, collapsed
 from memir.frontend.optimizers import make_optimizer, resolved_impl
 from memir.frontend.origin import ModuleStack
 from memir.frontend.patches import generator_states, real_branches, remembered_sizes
@@ -248,19 +249,36 @@ def trace(
 
     B and S stay symbols where the model's code allows it. PyTorch takes sizes of 1 apart: B=1 or S=1 is traced too. With `fold`
     the layers that repeat are traced once and the depth is the symbol L (`Traced.dims` has its value); where they do not repeat
-    all of them are traced, and the assumptions say why. The graph is that of the layers that were traced.
+    all of them are traced, and the assumptions say why. Of more than three micro-batches three are traced, and the second
+    stands for all but the first and the last. The graph is that of what was traced.
     """
-    traced, reason = None, ""
+    if fold and recipe.accumulate > TRACED:
+        traced = _trace(load, replace(recipe, accumulate=TRACED), batch, seq, progress, fold)
+        programs = [p and collapsed(p, recipe.accumulate) for p in (traced.program, traced.general)]
+        if programs[0] is not None and (traced.general is None or programs[1] is not None):
+            return _with_workspaces(replace(traced, program=programs[0], general=programs[1]), recipe)
+        progress("the micro-batches differ: tracing all of them")
+    return _with_workspaces(_trace(load, recipe, batch, seq, progress, fold), recipe)
+
+
+def _trace(load: Callable[[], LoadedModel], recipe: Recipe, batch: int, seq: int, progress: Progress, fold: bool) -> Traced:
+    reason = ""
     if fold:
         try:
-            traced = trace_folded(trace_once, load, recipe, batch, seq, progress)
+            folded = trace_folded(trace_once, load, recipe, batch, seq, progress)
+            if folded is not None:
+                return folded
         except FoldError as error:
             progress("the layers do not repeat: tracing all of them")
             where = f" ({error.where})" if error.where else ""
             reason = f"all layers were traced, no formula in L: {error.message}{where}"
-    if traced is None:
-        traced = trace_symbolically(trace_once, load, recipe, batch, seq, progress)
-        traced.assumptions += [reason] if reason else []
+    traced = trace_symbolically(trace_once, load, recipe, batch, seq, progress)
+    traced.assumptions += [reason] if reason else []
+    return traced
+
+
+def _with_workspaces(traced: Traced, recipe: Recipe) -> Traced:
+    """The assumptions say which operators' workspaces are not counted."""
     unknown = without_rule(recipe.target, traced.program.counted(traced.dims))
     if unknown:
         named = ", ".join(f"{opcode} ({count})" for opcode, count in sorted(unknown.items()))

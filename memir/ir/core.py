@@ -82,8 +82,14 @@ class Repeat:
 class Phase:
     """A part of the step, in execution order: forward, backward, optimizer, ..."""
 
-    name: str
+    name: str  # "micro1-62.forward" is that of all micro-batches from 1 to 62, which are alike
     ops: tuple[Op | Repeat, ...]
+
+    @property
+    def times(self) -> int:
+        """How many phases of the step it stands for."""
+        numbers = self.name.partition(".")[0].removeprefix("micro").split("-")
+        return int(numbers[1]) - int(numbers[0]) + 1 if len(numbers) == 2 and all(n.isdigit() for n in numbers) else 1
 
 
 @dataclass(frozen=True, slots=True)
@@ -109,7 +115,7 @@ class Program:
     def counted(self, env: Mapping[str, int]) -> Iterator[tuple[Op, int]]:
         """Every operator in textual order and how often it is executed; `env` gives the symbols in the Repeats' counts."""
         for phase in self.phases:
-            yield from _counted(phase.ops, 1, env)
+            yield from _counted(phase.ops, phase.times, env)
 
 
 def _counted(ops: Sequence[Op | Repeat], times: int, env: Mapping[str, int]) -> Iterator[tuple[Op, int]]:

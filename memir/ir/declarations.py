@@ -50,15 +50,17 @@ def _check_dims(program: Program) -> None:
 def _check_storages(program: Program) -> None:
     seen: set[str] = set()
     declared = {s.name for s in program.storages}
+    families = {split(s.name)[0] for s in program.storages if extents(s.name)}
     for place, storage in enumerate(program.storages):
         problem = ""
+        of_member = storage.of is not None and bool(split(storage.of)[1]) and split(storage.of)[0] in families
         if storage.name in seen:
             problem = f"${storage.name} is declared twice"
         elif storage.kind not in _KINDS:
             problem = f"${storage.name} has an unknown kind, {storage.kind}"
         elif storage.device not in _DEVICES:
             problem = f"${storage.name} is on an unknown device, {storage.device}; known: {', '.join(_DEVICES)}"
-        elif storage.of is not None and storage.of not in declared:
+        elif storage.of is not None and storage.of not in declared and not of_member:
             problem = f"${storage.name} belongs to ${storage.of}, which is not declared"
         elif storage.nbytes.is_constant and storage.nbytes.constant < 0:
             problem = f"${storage.name} has a negative size"

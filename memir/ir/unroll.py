@@ -280,8 +280,13 @@ def _follow(name: str, declared: str, member: str, bound: _Bound) -> str:
 def _storages(storage: Storage, bound: _Bound, expand: bool) -> Iterator[Storage]:
     nbytes = bound.size(storage.nbytes)
     base = split(storage.name)[0]
-    for declared, member in _members(storage.name, bound, expand):
+    owners = bound.storages((storage.of,)) if storage.of is not None and is_range(storage.of) else ()
+    for number, (declared, member) in enumerate(_members(storage.name, bound, expand)):
         of = None if storage.of is None else _follow(storage.of, declared, member, bound)
+        if len(owners) > 1 or (owners and not is_range(owners[0])):
+            if number >= len(owners):
+                raise UsageError(f"${storage.name} has more members than ${storage.of}, which it is of")
+            of = owners[number]
         yield replace(storage, name=base + member, nbytes=nbytes, of=of)
 
 
