@@ -75,8 +75,19 @@ def test_the_allocators_rounding_decides() -> None:
 def test_a_domain_that_ends_before_the_memory() -> None:
     """The step's own says S <= 1024. A trace beyond gives nothing new here, so that is where the answer ends."""
     found = largest(pool_of(step()), 0, "S", 2, Gpu("", 10**9))
-    assert (found.value, found.over) == (1024, None)
-    assert found.limit == "the program holds for S <= 1024 only"
+    assert (found.value, found.over, found.limit) == (1024, None, "")
+    assert found.reason == "beyond S=1024 nothing is known: the program holds for S <= 1024 only"
+
+
+def test_a_length_that_the_models_code_refuses() -> None:
+    def trace(batch: int, seq: int | None) -> Step:
+        if seq == 1025:
+            raise UsageError("forward() fails on ids of shape [B, S]", where="model.py:9   assert t <= 1024")
+        return Step(step(), seq=seq or 64)
+
+    found = largest(Pool(trace, rounds=True), 0, "S", 2, Gpu("", 10**9))
+    assert (found.value, found.over, found.reason) == (1024, None, "")
+    assert found.limit == "S=1025 is refused: forward() fails on ids of shape [B, S]; model.py:9   assert t <= 1024"
 
 
 def test_the_models_own_limit() -> None:
@@ -101,9 +112,21 @@ def test_one_sequence_has_a_program_of_its_own() -> None:
     assert largest(pool_of(one, more), 0, "B", 100, Gpu("", 50_000)).value is None
 
 
-def test_only_multiples() -> None:
+def test_sizes_that_the_domain_leaves_out_are_not_known() -> None:
     found = largest(pool_of(replace(step(), domain=("S % 64 == 0", "S >= 64"))), 0, "S", 100, Gpu("", 10_000_000))
     assert (found.value, found.over_at) == (64, 128)
+    assert found.reason == "S=65 to 127 are not known: the program holds for S % 64 == 0 only"
+
+
+def test_sizes_that_the_domain_leaves_out_are_traced() -> None:
+    def trace(batch: int, seq: int | None) -> Step:
+        seq = seq or 64
+        base = seq // 64 * 64
+        domain = ("S % 64 == 0",) if seq % 64 == 0 else (f"S >= {base + 1}", f"S <= {base + 63}")
+        return Step(replace(step(), domain=domain), seq=seq)
+
+    found = largest(Pool(trace, rounds=True), 0, "S", 100, Gpu("", 10_000_000))
+    assert (found.value, found.over_at, found.reason) == (114, 115, "")
 
 
 def test_what_may_shrink_is_not_solved() -> None:

@@ -78,7 +78,7 @@ def test_the_largest_batch() -> None:
         "     S  largest B   MiB  next   MiB  ended by",
         "    64         18  0.96    19  1.01  backward aten._log_softmax_backward_data @head (model.py:31)",
         "   300          3  0.75     4  1.00  backward aten._log_softmax_backward_data @head (model.py:31)",
-        "  1024          ?                    not known: tiny accepts sequences of at most 900 tokens",
+        "  1024          ?                    tiny accepts sequences of at most 900 tokens",
         "",
         "  peak = 872*B*S + 3000   backward aten._log_softmax_backward_data @head (model.py:31)",
     ]

@@ -103,6 +103,13 @@ class Pool:
         """The model's limit in words."""
         return f"{self.name} accepts sequences of at most {self.max_seq} tokens"
 
+    def refuses(self, seq: int) -> str:
+        """Why the model does not run at this length; "" where it may."""
+        if self.max_seq is not None and seq > self.max_seq:
+            return self.limit
+        refused = min(self._refused, default=seq + 1)
+        return self._refused[refused] if seq >= refused else ""
+
     @property
     def assumptions(self) -> tuple[str, ...]:
         """What was assumed in any of the traces, each once."""
@@ -136,13 +143,10 @@ class Pool:
         found: dict[Point, Holding] = {}
         reasons: dict[Point, str] = {}
         pending: list[Point] = []
-        limit = self.max_seq
-        refused = min(self._refused, default=None)
+        refusals = {seq: self.refuses(seq) for seq in {seq for _, seq in points}}
         for point in points:
-            if limit is not None and point[1] > limit:
-                reasons[point] = self.limit
-            elif refused is not None and point[1] >= refused:
-                reasons[point] = self._refused[refused]
+            if refusals[point[1]]:
+                reasons[point] = refusals[point[1]]
             elif point in self._failed:
                 reasons[point] = self._failed[point]
             else:

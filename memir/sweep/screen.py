@@ -88,10 +88,11 @@ def _largest(table: Table) -> list[str]:
     formulas: dict[str, None] = {}
     for row in table.largest:
         options = options_of(table.variants[row.variant].recipe)
-        value = "?" if row.reason else "none" if row.value is None else str(row.value)
+        value = ("" if row.reason else "none") if row.value is None else str(row.value)
+        value += "?" if row.reason else ""
         own = "" if row.numbers is None else unit.number(row.numbers.allocated)
         over = ("", "") if row.over is None else (str(row.over_at), unit.number(row.over.allocated))
-        ended = f"not known: {row.reason}" if row.reason else row.limit
+        ended = row.limit or row.reason
         if row.over is not None:
             ended = _place_text(row.over.place)
             formulas[f"{row.formula}   {ended}"] = None

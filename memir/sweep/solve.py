@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 
 from memir.hardware import Gpu
-from memir.sweep.grid import Numbers
+from memir.sweep.grid import Numbers, Point
 from memir.sweep.pool import Pool
 from memir.sweep.sizes import FAR, Sizes
 
@@ -16,7 +16,7 @@ class Largest:
 
     `value` is that size and `numbers` are its bytes; None: nothing fits, or nothing is known, which `reason` says. `over_at` is
     the next size, which does not fit, `over` its bytes, and `formula` the piece of the peak that is too much there; None where
-    not the memory ends it but `limit`.
+    not the memory ends it but `limit`, or where larger ones are not known, which `reason` says.
     """
 
     variant: int  # position in the list of variants
@@ -40,7 +40,7 @@ def largest(pool: Pool, variant: int, symbol: str, at: int, gpu: Gpu) -> Largest
     wanted = 1 if symbol == "B" else pool.default_seq(at)
     asked: set[int] = set()
     while True:
-        point = (wanted, at) if symbol == "B" else (at, wanted)
+        point = _point(symbol, wanted, at)
         reason = pool.assign([point])[1].get(point, "")
         if reason and not asked:
             return Largest(variant, symbol, at, reason=reason)
@@ -58,19 +58,28 @@ def largest(pool: Pool, variant: int, symbol: str, at: int, gpu: Gpu) -> Largest
                 wanted = part.least - 1
                 continue
             return _beyond(answer, part.sizes, part.least)
-        if part.next is not None:
-            return _beyond(answer, part.sizes, part.next)
         wanted = part.value + 1
         other = next((p.sizes for p in parts if p.sizes.is_valid(wanted)), None)
         if other is not None:  # it does not fit there, or its part would be the largest
             return _beyond(answer, other, wanted)
-        limit = reason if wanted in asked else ""
-        if symbol == "S" and pool.max_seq is not None and wanted > pool.max_seq:
-            limit = pool.limit
-        elif part.value >= FAR:
+        if part.next is not None:  # the domain leaves out the sizes between: another program may hold there
+            known = len(pool.holdings)
+            reasons = pool.assign([_point(symbol, size, at) for size in range(wanted, part.next)])[1]
+            if len(pool.holdings) > known:
+                continue
+            between = f"{symbol}={wanted} to {part.next - 1} are not known: {next(iter(reasons.values()))}"
+            return _beyond(replace(answer, reason=between), part.sizes, part.next)
+        limit = pool.refuses(wanted) if symbol == "S" else ""
+        if part.value >= FAR:
             limit = f"nothing: {symbol} does not matter"
         if limit:
             return replace(answer, limit=limit)
+        if wanted in asked:
+            return replace(answer, reason=f"beyond {symbol}={part.value} nothing is known: {reason}")
+
+
+def _point(symbol: str, size: int, at: int) -> Point:
+    return (size, at) if symbol == "B" else (at, size)
 
 
 def _beyond(answer: Largest, sizes: Sizes, over_at: int) -> Largest:
