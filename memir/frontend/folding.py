@@ -12,7 +12,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
-from memir.errors import InconclusiveError
+from memir.errors import InconclusiveError, UsageError
 from memir.frontend.attempts import Attempts, TraceOnce
 from memir.frontend.depth import cut, find_layout
 from memir.frontend.fake import Extent
@@ -79,7 +79,10 @@ class _Folding:
         num_parameters, num_trainable, nbytes = self._whole()
         concrete = self._concrete(self.enough, self.asked)
         attempts = self._attempts(self.few)
-        traced = attempts.run_unpinned()
+        try:
+            traced = attempts.run_unpinned()
+        except UsageError as error:
+            raise FoldError(f"{self.few.depth} layers alone do not run: {error.message}", where=error.where) from error
         general = None
         if not attempts.outside:
             program = self._folded(concrete, [(traced.program, self.few)], self.asked)
@@ -139,8 +142,8 @@ class _Folding:
         batch, seq = (Extent(name, point[name], False) for name in ("B", "S"))
         try:
             traced, _ = self.once(lambda: cut(self.load(), layout), self.recipe, batch, seq, lambda _: None)
-        except InconclusiveError as error:  # the attempts say it better, on all layers
-            raise FoldError(error.message, where=error.where) from error
+        except (InconclusiveError, UsageError) as error:  # on all layers it is said better, or does not happen
+            raise FoldError(f"{layout.depth} layers alone do not run: {error.message}", where=error.where) from error
         return traced.program
 
     def _folded(

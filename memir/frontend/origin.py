@@ -24,7 +24,11 @@ _PLUMBING = ("transformers/utils/", "transformers/integrations/", "transformers/
 
 
 class ModuleStack:
-    """The path of the innermost module whose forward is running, kept by global module hooks while `active()`."""
+    """The path of the innermost module whose forward is running, kept by global module hooks while `active()`.
+
+    Checkpointing calls a layer's forward again inside the engine, without its hooks: there the layer is the parent of the
+    module that ran last.
+    """
 
     def __init__(self, root: nn.Module) -> None:
         self._names = {id(m): name.removeprefix("base_model.model.") for name, m in root.named_modules()}
@@ -39,6 +43,13 @@ class ModuleStack:
         while self._stack and self._stack.pop() != id(module):
             pass
         self.path = next((self._names[i] for i in reversed(self._stack) if i in self._names), "")
+        if not self._stack and torch._C._current_graph_task_id() != -1:
+            self.path = self._names.get(id(module), "").rpartition(".")[0]
+
+    def idle(self) -> None:
+        """The engine runs an operator of its own: what was recomputed before is over."""
+        if not self._stack:
+            self.path = ""
 
     @contextmanager
     def active(self) -> Iterator[None]:

@@ -200,6 +200,7 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]  # PyTorch l
                 number = node._sequence_nr()
                 event.sequence = number if number < 2**63 else None
             event.from_engine = _called_by_engine(sys._getframe(3))
+            self.modules.idle()
             return
         event.path = self.modules.path
         event.source = source_line(sys._getframe(2))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from bisect import bisect_right
 from functools import lru_cache
 from typing import Any
 
@@ -21,7 +22,8 @@ def saved_storages(loss: torch.Tensor, recorder: Recorder) -> dict[int, set[int]
     Nodes made under saved-tensor hooks (checkpointing) hold what the hooks returned and are left out. Source of the attributes:
     torch/csrc/autograd/generated (`_saved_self` and so on); custom functions have `saved_tensors`.
     """
-    hooked = {event.sequence for event in recorder.events if event.hooked}
+    numbered = {event.sequence: event.hooked for event in recorder.events if event.sequence is not None and not event.backward}
+    numbers = sorted(numbered)
     saved: dict[int, set[int]] = {}
     pending: list[Any] = [loss.grad_fn]
     seen: set[Any] = set()
@@ -34,7 +36,8 @@ def saved_storages(loss: torch.Tensor, recorder: Recorder) -> dict[int, set[int]
             seen.add(node)
             pending.extend(next_node for next_node, _ in node.next_functions)
             sequence = node._sequence_nr()
-            if sequence in hooked:
+            before = bisect_right(numbers, sequence)  # a custom function has a number between those of operators
+            if before and numbered[numbers[before - 1]]:
                 continue
             held = {
                 index for tensor in _held(node) if (index := recorder.live.get(tensor.untyped_storage()._cdata)) is not None

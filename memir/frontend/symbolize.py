@@ -155,11 +155,18 @@ class _Symbolizer:
             found = {s.nbytes for s in step.resident[name] if self._is(s.nbytes, storage.nbytes)}
             if len(found) == 1:
                 return found.pop().substitute(self.fixed)
+        for step in self.symbolic:  # what the last step left behind is named by its operator, and so by the layers before it
+            left = (
+                s for s in step.program.storages if s.live_in and s.kind == storage.kind and s.of is None and not s.live_out
+            )
+            found = {s.nbytes for s in left if not storage.live_out and self._is(s.nbytes, storage.nbytes)}
+            if len(found) == 1:
+                return found.pop().substitute(self.fixed)
         raise FoldError("what is alive between the steps changes with the number of layers", where=storage.name)
 
     def _declared(self, value: Value) -> Value:
         name = self.concrete.plain(value.name)
-        for other in (other for step in self.symbolic for other in step.values[name]):
+        for other in (other for step in self.symbolic for other in (step.values[name] or step.program.values)):
             typed = self._typed(value, other)
             if typed is not None:
                 return typed

@@ -270,7 +270,7 @@ def _trace(load: Callable[[], LoadedModel], recipe: Recipe, batch: int, seq: int
                 return folded
         except FoldError as error:
             progress("the layers do not repeat: tracing all of them")
-            where = f" ({error.where})" if error.where else ""
+            where = f" ({error.where.splitlines()[0].strip()})" if error.where else ""
             reason = f"all layers were traced, no formula in L: {error.message}{where}"
     traced = trace_symbolically(trace_once, load, recipe, batch, seq, progress)
     traced.assumptions += [reason] if reason else []
