@@ -39,6 +39,7 @@ def trace_folded(once: TraceOnce, load: Load, recipe: Recipe, batch: int, seq: i
     """The folded step; None where there are too few layers for that. FoldError where they do not repeat."""
     progress("loading the model")
     loaded = load()
+    module: LoadedModel | None = loaded  # whose parameters are counted, once: that may change it
     problem: FoldError | None = None
     for peel, few in ((1, 1), (1, 2), (2, 2)):
         layout = find_layout(loaded, 2 * peel + 2)
@@ -47,9 +48,9 @@ def trace_folded(once: TraceOnce, load: Load, recipe: Recipe, batch: int, seq: i
         if few == 1 and recipe.lora is not None:  # the first layer's input needs no gradient: it stands for no other
             continue
         try:
-            return _Folding(once, load, recipe, batch, seq, progress, layout, peel, few).run()
+            return _Folding(once, load, recipe, batch, seq, progress, layout, peel, few).run(module)
         except FoldError as error:
-            problem = problem or error
+            problem, module, loaded = problem or error, None, load()
     if problem is not None:
         raise problem
     return None
@@ -74,9 +75,9 @@ class _Folding:
         self.enough = layout.at(2 * peel + 2)
         self.few = layout.at(few)
 
-    def run(self) -> Traced:
-        """See `trace_folded`."""
-        num_parameters, num_trainable, nbytes = self._whole()
+    def run(self, loaded: LoadedModel | None) -> Traced:
+        """See `trace_folded`. `loaded` is the whole model, if there is one at hand that may be changed."""
+        num_parameters, num_trainable, nbytes = self._whole(loaded or self.load())
         concrete = self._concrete(self.enough, self.asked)
         attempts = self._attempts(self.few)
         try:
@@ -127,9 +128,9 @@ class _Folding:
         header = replace(exact.program, domain=pinned + others)
         return self._folded(concrete, [(general, self.few), (header, one)], self.asked, values)
 
-    def _whole(self) -> tuple[int, int, int]:
+    def _whole(self, loaded: LoadedModel) -> tuple[int, int, int]:
         """Parameters, trainable ones and their bytes of the whole model."""
-        module = prepare(self.load(), self.recipe)
+        module = prepare(loaded, self.recipe)
         parameters = list(module.parameters())
         return (
             sum(p.numel() for p in parameters),
