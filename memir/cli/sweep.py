@@ -26,7 +26,7 @@ def _single(request: Request) -> Request:
 
 
 AXES = ("batch", "seq")
-SINGLE = ("model", "sets", "inputs", "trust_remote_code", "cache", "recipe_keep_outputs")  # options without lists
+SINGLE = ("model", "sets", "inputs", "trust_remote_code", "cache", "fold", "recipe_keep_outputs")  # options without lists
 
 
 def _listed(param: click.Parameter) -> click.Parameter:
@@ -142,7 +142,7 @@ def _requests(words: dict[str, Any]) -> list[Request]:
         elif param.name == "sets":
             fixed += [word for text in value for word in (flag, text)]
         elif isinstance(param, click.Option) and param.is_flag:
-            fixed += [flag] if value is (param.name != "cache") else []  # --no-cache makes it False
+            fixed += [flag] if value is (param.name not in ("cache", "fold")) else []  # --no-cache makes it False
         elif param.name in SINGLE:
             fixed += [flag, value]
         else:
@@ -161,8 +161,8 @@ def _tracer(request: Request, stage: Callable[[str], None]) -> Trace:
     from memir.sweep.pool import Step
 
     def trace(batch: int, seq: int | None) -> Step:
-        keywords = replace(request, batch=batch, seq=seq).keywords()
-        traced = program_of(request.model, request.recipe, **keywords, cache=request.cache, progress=stage)
+        keywords = replace(request, batch=batch, seq=seq).program_keywords()
+        traced = program_of(request.model, request.recipe, **keywords, progress=stage)
         return Step(
             program=traced.program,
             general=traced.general,

@@ -53,6 +53,8 @@ Commands:
   ir       Print a training step's memory program.
   opt      Run passes on a memory program in text form.
   presets  List the known models and their parameter counts.
+  sweep    Peaks at many batches, lengths and recipes; the largest batch or
+           sequence that fits.
   verify   Run the step for real and compare its peak with the prediction.
 """
 BUG = "  this is a bug in memir, not in your model: please report it\n"
