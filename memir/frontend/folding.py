@@ -94,7 +94,8 @@ class _Folding:
                 program = replace(program, domain=domain)
             except FoldError:
                 point = attempts.traced_at
-                general = self._folded(self._concrete(self.enough, point), [(traced.program, self.few)], point)
+                structure = self._concrete(self.enough, point, lifetimes=False)  # a formula needs no drops
+                general = self._folded(structure, [(traced.program, self.few)], point)
                 program = self._pinned(concrete, traced.program, attempts.outside)
         for one in (program, general):
             if one is not None and _parameter_bytes(one, self.layout.depth) != nbytes:
@@ -138,11 +139,13 @@ class _Folding:
             sum(p.numel() * p.element_size() for p in parameters),
         )
 
-    def _concrete(self, layout: Layout, point: dict[str, int]) -> Program:
+    def _concrete(self, layout: Layout, point: dict[str, int], *, lifetimes: bool = True) -> Program:
         self.progress(f"tracing {layout.depth} of {self.layout.depth} layers")
         batch, seq = (Extent(name, point[name], False) for name in ("B", "S"))
         try:
-            traced, _ = self.once(lambda: cut(self.load(), layout), self.recipe, batch, seq, lambda _: None)
+            traced, _ = self.once(
+                lambda: cut(self.load(), layout), self.recipe, batch, seq, lambda _: None, lifetimes=lifetimes
+            )
         except (InconclusiveError, UsageError) as error:  # on all layers it is said better, or does not happen
             raise FoldError(f"{layout.depth} layers alone do not run: {error.message}", where=error.where) from error
         return traced.program
