@@ -11,6 +11,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 from torch import nn
+from torch.fx.experimental import symbolic_shapes
 from torch.fx.experimental.sym_node import SymNode
 
 import memir
@@ -328,6 +329,7 @@ def _state() -> dict[str, Any]:
         "compile": torch.compile,
         "path": list(sys.path),
         "dtype": torch.get_default_dtype(),
+        "files": symbolic_shapes.uninteresting_files,
         "sizes": {name: getattr(SymNode, name) for name in ("add", "mul", "eq", "lt", "sym_max")},
     }
 

@@ -35,9 +35,13 @@ Progress = Callable[[str], None]
 Load = Callable[[], LoadedModel]
 
 
+def is_deep(loaded: LoadedModel) -> bool:
+    """Whether there are more layers than folding would trace."""
+    return find_layout(loaded, 4) is not None
+
+
 def trace_folded(once: TraceOnce, load: Load, recipe: Recipe, batch: int, seq: int, progress: Progress) -> Traced | None:
     """The folded step; None where there are too few layers for that. FoldError where they do not repeat."""
-    progress("loading the model")
     loaded = load()
     module: LoadedModel | None = loaded  # whose parameters are counted, once: that may change it
     problem: FoldError | None = None

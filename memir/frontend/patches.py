@@ -14,6 +14,7 @@ from typing import Any
 
 import torch
 import torch.nn.functional as F  # noqa: N812 (the name everybody uses)
+from torch.fx.experimental import symbolic_shapes
 from torch.fx.experimental.sym_node import SymNode
 from torch.utils._python_dispatch import _disable_current_modes
 
@@ -75,6 +76,32 @@ def remembered_sizes() -> Iterator[None]:
     finally:
         for name, method in saved.items():
             setattr(SymNode, name, method)
+
+
+@contextmanager
+def export_left_out() -> Iterator[None]:
+    """Torch's exporter, and networkx with it, is not imported for the sake of a file's name.
+
+    torch/fx/experimental/symbolic_shapes.py, `uninteresting_files`: the files whose frames are no user's, of modules that it
+    imports for that; one that was not imported has no frame.
+    """
+    original = symbolic_shapes.uninteresting_files
+    names: tuple[str, ...] = ("torch", "torch._compile", "torch._dynamo.eval_frame", "torch._logging._internal")
+    names += ("torch.fx._symbolic_trace", "torch._logging.structured", "torch._dynamo.guards")
+    names += ("torch.fx.experimental.recording", "torch.fx.experimental.sym_node", "torch.fx.interpreter")
+    names += (
+        "torch._inductor.sizevars",
+        "torch._library.custom_ops",
+        "torch._library.fake_impl",
+        "torch._subclasses.meta_utils",
+    )
+    names += ("torch._subclasses.fake_tensor", symbolic_shapes.__name__)
+    files = {module.__file__ for name in names if (module := sys.modules.get(name)) is not None and module.__file__}
+    setattr(symbolic_shapes, "uninteresting_files", lambda: files)  # noqa: B010 (a type checker knows its cache)
+    try:
+        yield
+    finally:
+        setattr(symbolic_shapes, "uninteresting_files", original)  # noqa: B010
 
 
 def _remembered(method: Callable[[Any, Any], Any]) -> Callable[[Any, Any], Any]:

@@ -26,7 +26,7 @@ from memir.frontend.domains import domain_of
 from memir.frontend.failures import explained
 from memir.frontend.fake import Extent, Fake, fake_batch, make_mode, move_to_fake
 from memir.frontend.families import FoldError
-from memir.frontend.folding import trace_folded
+from memir.frontend.folding import is_deep, trace_folded
 from memir.frontend.functions import target_functions
 from memir.frontend.load_build import CudaMeans
 from memir.frontend.load_eager import eager_only
@@ -37,7 +37,7 @@ from memir.frontend.lower import lower
 from memir.frontend.microbatches import TRACED, collapsed
 from memir.frontend.optimizers import make_optimizer, resolved_impl
 from memir.frontend.origin import ModuleStack
-from memir.frontend.patches import generator_states, real_branches, remembered_sizes
+from memir.frontend.patches import export_left_out, generator_states, real_branches, remembered_sizes
 from memir.frontend.prepare import prepare, without_effect
 from memir.frontend.quiet import quiet
 from memir.frontend.record import Recorder
@@ -93,7 +93,8 @@ def trace_once(
     module = prepare(loaded, recipe)
     fake = make_mode()
     move_to_fake(module, fake)
-    tensors = fake_batch(tuple(dict.fromkeys(batch_spec(loaded.call))), batch, seq, fake)
+    with export_left_out():
+        tensors = fake_batch(tuple(dict.fromkeys(batch_spec(loaded.call))), batch, seq, fake)
     handlers: dict[Any, Handler] = HANDLERS if recipe.target == "cuda" else {}
     answers = Answers(tensors, loaded, recipe, handlers)
     tracing = _Tracing(module, loaded, recipe, tensors, SizeReader(fake), ModuleStack(module), answers)
@@ -104,6 +105,7 @@ def trace_once(
         stack.enter_context(CudaMeans("cpu"))
         stack.enter_context(real_branches())
         stack.enter_context(remembered_sizes())
+        stack.enter_context(export_left_out())
         stack.enter_context(fake.mode)
         stack.enter_context(enable_python_dispatcher())
         stack.enter_context(cpp_composites(recipe.target))
@@ -263,16 +265,23 @@ def trace(
 
 def _trace(load: Callable[[], LoadedModel], recipe: Recipe, batch: int, seq: int, progress: Progress, fold: bool) -> Traced:
     reason = ""
-    if fold:
+    progress("loading the model")
+    loaded = [load()]
+
+    def again() -> LoadedModel:
+        """The model that is there already, once; a file may not stand to be imported a second time."""
+        return loaded.pop() if loaded else load()
+
+    if fold and is_deep(loaded[0]):
         try:
-            folded = trace_folded(trace_once, load, recipe, batch, seq, progress)
+            folded = trace_folded(trace_once, again, recipe, batch, seq, progress)
             if folded is not None:
                 return folded
         except FoldError as error:
             progress("the layers do not repeat: tracing all of them")
             where = f" ({error.where.splitlines()[0].strip()})" if error.where else ""
             reason = f"all layers were traced, no formula in L: {error.message}{where}"
-    traced = trace_symbolically(trace_once, load, recipe, batch, seq, progress)
+    traced = trace_symbolically(trace_once, again, recipe, batch, seq, progress)
     traced.assumptions += [reason] if reason else []
     return traced
 
