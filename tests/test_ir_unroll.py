@@ -93,7 +93,7 @@ def test_every_operator_knows_its_origin(program: Program, number: int) -> None:
         ("w[:L]", {"L": 3}, "w[:3]"),
         ("h[ceil(i/2), max(i, 3)]", {"i": 5}, "h[3,5]"),
         ("h[i:j]", {"i": 3}, "h[3:j]"),
-            ("h[1:L-1]", {"L": 4}, "h[1:3]"),
+        ("h[1:L-1]", {"L": 4}, "h[1:3]"),
         ("h[i][j]", {"i": 3}, "h[i][j]"),
         ("odd [i] name", {"i": 3}, "odd [i] name"),
     ],
