@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import copy
 import re
-from collections.abc import Iterator
 from dataclasses import replace
 from types import FunctionType
 from typing import Any
@@ -153,7 +152,7 @@ def _keep(holder: Any, kept: list[int]) -> None:
 
 def _cut_attributes(owner: Any, kept: list[int], total: int, configs: dict[int, Any]) -> None:
     """Lists and numbers of layers among the attributes of a module, or of a copied config."""
-    for name, value in list(_attributes(owner)):
+    for name, value in list(vars(owner).items()):
         if name in ("_modules", "_parameters", "_buffers"):
             continue
         changed = _changed(name, value, kept, total, configs)
@@ -175,10 +174,6 @@ def _changed(name: str, value: Any, kept: list[int], total: int, configs: dict[i
                 _cut_attributes(fresh, kept, total, configs)
         return configs[id(value)]
     return value
-
-
-def _attributes(owner: Any) -> Iterator[tuple[str, Any]]:
-    yield from vars(owner).items()
 
 
 def _is_config(value: Any) -> bool:

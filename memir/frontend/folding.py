@@ -42,19 +42,19 @@ def is_deep(loaded: LoadedModel) -> bool:
 
 def trace_folded(once: TraceOnce, load: Load, recipe: Recipe, batch: int, seq: int, progress: Progress) -> Traced | None:
     """The folded step; None where there are too few layers for that. FoldError where they do not repeat."""
-    loaded = load()
-    module: LoadedModel | None = loaded  # whose parameters are counted, once: that may change it
+    loaded: LoadedModel | None = load()
     problem: FoldError | None = None
     for peel, few in ((1, 1), (1, 2), (2, 2)):
+        loaded = loaded or load()
         layout = find_layout(loaded, 2 * peel + 2)
         if layout is None:
             break
         if few == 1 and recipe.lora is not None:  # the first layer's input needs no gradient: it stands for no other
             continue
         try:
-            return _Folding(once, load, recipe, batch, seq, progress, layout, peel, few).run(module)
+            return _Folding(once, load, recipe, batch, seq, progress, layout, peel, few).run(loaded)
         except FoldError as error:
-            problem, module, loaded = problem or error, None, load()
+            problem, loaded = problem or error, None  # its parameters were counted, which may have changed it
     if problem is not None:
         raise problem
     return None
@@ -79,9 +79,9 @@ class _Folding:
         self.enough = layout.at(2 * peel + 2)
         self.few = layout.at(few)
 
-    def run(self, loaded: LoadedModel | None) -> Traced:
-        """See `trace_folded`. `loaded` is the whole model, if there is one at hand that may be changed."""
-        num_parameters, num_trainable, nbytes = self._whole(loaded or self.load())
+    def run(self, loaded: LoadedModel) -> Traced:
+        """See `trace_folded`. `loaded` is the whole model, which may be changed."""
+        num_parameters, num_trainable, nbytes = self._whole(loaded)
         concrete = self._concrete(self.enough, self.asked)
         attempts = self._attempts(self.few)
         try:
