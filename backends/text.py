@@ -13,7 +13,7 @@ from typing import ClassVar, TextIO
 
 import click
 
-from memir.analysis.words import Unit, count, option, plural, shortened, small_bytes
+from memir.analysis.words import Unit, count, option, plural, shortened, shortened_end, small_bytes, wrapped
 from memir.formulas import Spot, Stretch
 from memir.ir.core import Program
 from memir.report import Report, program_report
@@ -211,9 +211,11 @@ class _Screen:
         """The recipe, what was assumed and what could not be proved, wrapped and cut."""
         report = self.report
         recipe = ", ".join(f"{key.replace('_', '-')} {option(value)}" for key, value in report.recipe)
-        lines = _wrapped("recipe: ", recipe, 3)
-        lines += _wrapped("assumed: ", "; ".join(report.assumptions), 3)
-        return lines + [self.style(line, fg="yellow") for line in _wrapped("inconclusive: ", "; ".join(report.inconclusive), 2)]
+        lines = wrapped("recipe: ", recipe, WIDTH, 3)
+        lines += wrapped("assumed: ", "; ".join(report.assumptions), WIDTH, 3)
+        return lines + [
+            self.style(line, fg="yellow") for line in wrapped("inconclusive: ", "; ".join(report.inconclusive), WIDTH, 2)
+        ]
 
 
 def bar(share: float, width: int) -> str:
@@ -231,28 +233,9 @@ def sparkline(samples: Sequence[int], width: int, highest: int) -> str:
     return "".join(SPARKS[min(top * len(SPARKS) // max(highest, 1), len(SPARKS) - 1)] for top in tops)
 
 
-def shortened_end(text: str, width: int) -> str:
-    """The text, or its start and an ellipsis."""
-    return text if len(text) <= width else text[: width - 1] + "…"
-
-
 def _spot(spot: Spot, room: int) -> str:
     if not spot.op:
         return shortened_end("at the start of the step", room)
     place = ", ".join(filter(None, (spot.source, spot.module)))
     head = f"in {spot.phase} at {spot.op}"
     return shortened_end(head + (f" ({shortened(place, max(room - len(head) - 3, 8))})" if place else ""), room)
-
-
-def _wrapped(label: str, text: str, height: int | None) -> list[str]:
-    if not text:
-        return []
-    return textwrap.wrap(
-        label + text,
-        WIDTH,
-        initial_indent="  ",
-        subsequent_indent="    ",
-        max_lines=height,
-        placeholder=" … (--format json)",
-        break_on_hyphens=False,
-    )

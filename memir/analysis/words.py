@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import textwrap
 from dataclasses import dataclass
 
 GIB = 2**30
@@ -63,3 +64,23 @@ def option(value: str | float | bool | None) -> str:
 def shortened(text: str, width: int) -> str:
     """The text if it fits, else its end after an ellipsis: the end of a module path or file says more than its start."""
     return text if len(text) <= width else "…" + text[len(text) - width + 1 :]
+
+
+def shortened_end(text: str, width: int) -> str:
+    """The text, or its start and an ellipsis."""
+    return text if len(text) <= width else text[: width - 1] + "…"
+
+
+def wrapped(label: str, text: str, width: int, height: int) -> list[str]:
+    """Lines of `width`, the further ones indented, at most `height` of them; none without text."""
+    if not text:
+        return []
+    return textwrap.wrap(
+        label + text,
+        width,
+        initial_indent="  ",
+        subsequent_indent="    ",
+        max_lines=height,
+        placeholder=" … (--format json)",
+        break_on_hyphens=False,
+    )

@@ -6,13 +6,12 @@ B \\ S     512     1024
 
 from __future__ import annotations
 
-import textwrap
 from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
 
 from memir.analysis.peak import Place
-from memir.analysis.words import Unit, option, plural, shortened
+from memir.analysis.words import Unit, option, plural, shortened, shortened_end, wrapped
 from memir.sweep.grid import Numbers
 from memir.sweep.run import Table
 from memir.sweep.tables import options_of, varying
@@ -101,7 +100,7 @@ def _largest(table: Table) -> list[str]:
     what = {"B": "the largest batch", "S": "the longest sequence"}[symbol]
     gpu = table.gpu.name if table.gpu is not None else ""
     drawn = _columns(lines, lambda column: first <= column < first + 5)
-    pieces = [_cut(f"  peak = {text}") for text in formulas]
+    pieces = [shortened_end(f"  peak = {text}", WIDTH) for text in formulas]
     return [_title(table, f"{what} that fits {gpu} (allocated bytes)"), "", *drawn, "", *pieces]
 
 
@@ -117,21 +116,21 @@ def _notes(table: Table) -> list[str]:
     different = varying(table.variants)
     same = ", ".join(f"{name.replace('_', '-')} {option(value)}" for name, value in options.items() if name not in different)
     assumptions = dict.fromkeys(text for variant in table.variants for text in variant.assumptions)
-    return [*filter(None, lines), *_wrapped("recipe: ", same, 3), *_wrapped("assumed: ", "; ".join(assumptions), 3)]
+    return [*filter(None, lines), *wrapped("recipe: ", same, WIDTH, 3), *wrapped("assumed: ", "; ".join(assumptions), WIDTH, 3)]
 
 
 def _legend(places: dict[Place, int], letters: dict[Place, str]) -> list[str]:
     lines = []
     for place, count in places.items():
         mark = f"{letters[place]}  " if letters[place] else "peak "
-        lines.append(_cut(f"  {mark}{_place_text(place)}   ({plural(count, 'cell')})"))
+        lines.append(shortened_end(f"  {mark}{_place_text(place)}   ({plural(count, 'cell')})", WIDTH))
     return lines
 
 
 def _reasons(table: Table) -> list[str]:
     """Why cells are not known or not proven, each reason once."""
     counted = Counter(row.reason for row in table.rows if row.reason)
-    return [line for reason, count in counted.items() for line in _wrapped(f"? {plural(count, 'cell')}: ", reason, 3)]
+    return [line for reason, count in counted.items() for line in wrapped(f"? {plural(count, 'cell')}: ", reason, WIDTH, 3)]
 
 
 def _places(numbers: Iterable[Numbers | None]) -> dict[Place, int]:
@@ -173,21 +172,3 @@ def _columns(lines: Sequence[Sequence[str]], is_right: Callable[[int], bool]) ->
             aligned = f"{core:>{width}}{text[len(core) :]:{marks}}" if is_right(k) else f"{text:{width}}"
             drawn[number] += f"  {aligned}"
     return drawn
-
-
-def _cut(text: str) -> str:
-    return text if len(text) <= WIDTH else text[: WIDTH - 1] + "…"
-
-
-def _wrapped(label: str, text: str, height: int) -> list[str]:
-    if not text:
-        return []
-    return textwrap.wrap(
-        label + text,
-        WIDTH,
-        initial_indent="  ",
-        subsequent_indent="    ",
-        max_lines=height,
-        placeholder=" … (--format json)",
-        break_on_hyphens=False,
-    )
