@@ -46,6 +46,16 @@ def optional(name):
 """
 
 
+@pytest.fixture(autouse=True)
+def without_models_of_other_tests(tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Modules that earlier tests wrote and imported in this process are newer than it: no manifest would be right."""
+    written = str(tmp_path_factory.getbasetemp().parent) + os.sep
+    for name, module in list(sys.modules.items()):
+        path = getattr(module, "__file__", None)
+        if isinstance(path, str) and (path.startswith(written) or not os.path.exists(path)):
+            monkeypatch.delitem(sys.modules, name)
+
+
 @pytest.fixture
 def code(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> ModuleType:
     """A user's module, as a model's is: nobody finds it in sys.modules. Its file is older than this process."""
