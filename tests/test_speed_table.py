@@ -19,8 +19,10 @@ from memir.sweep.axes import parse_axis
 def test_a_process_is_measured_from_outside() -> None:
     """From a small process: this one has imported torch, and counts towards the peak of what it starts (see Run)."""
     command = "import os; text = b'x' * 2**28; print(os.environ['ASKED'])"
-    code = "import sys; from benchmarks.speed.measure import run; found = run((sys.executable, '-c', sys.argv[1]), {'ASKED': 'for'}); "
-    code += "print(found.stdout.strip(), found.seconds, found.peak)"
+    code = (
+        "import sys; from benchmarks.speed.measure import run; found = "
+        "run((sys.executable, '-c', sys.argv[1]), {'ASKED': 'for'}); print(found.stdout.strip(), found.seconds, found.peak)"
+    )
     done = subprocess.run((sys.executable, "-c", code, command), cwd=ROOT, capture_output=True, text=True, check=True)
     stdout, seconds, peak = done.stdout.split()
     assert stdout == "for"
