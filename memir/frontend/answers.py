@@ -12,6 +12,7 @@ from __future__ import annotations
 import sys
 from collections.abc import Callable
 from fractions import Fraction
+from functools import lru_cache
 from math import lcm
 from typing import Any
 
@@ -83,7 +84,11 @@ class Answers:
     def __call__(self, recorder: Recorder, func: Any, args: Any, kwargs: Any) -> Any:
         """Runs the operator, or answers it."""
         handler = self._handlers.get(func)
-        return func(*args, **kwargs) if handler is None else handler(recorder, func, args, kwargs)
+        if handler is not None:
+            return handler(recorder, func, args, kwargs)
+        if _writes_a_list(func) and all(tensor.constant is None for tensor in args[0]):
+            return None  # no new tensor, and PyTorch's shape functions would look at each of a long list
+        return func(*args, **kwargs)
 
     # -- the questions -------------------------------------------------------------------------------------------
 
@@ -164,6 +169,12 @@ class Answers:
         b, s = self.extents["B"], self.extents["S"]
         total = sum(int(c * scale) * term for c, term in zip(generalized, (1, b, s, b * s), strict=True) if c)
         return total if scale == 1 else total // scale
+
+
+@lru_cache(maxsize=None)
+def _writes_a_list(func: Any) -> bool:
+    """Whether it is a foreach operator that writes into the tensors of its first list and returns nothing."""
+    return func.namespace == "aten" and func._opname.startswith("_foreach_") and not func._schema.returns
 
 
 def _grouped_mm(recorder: Recorder, func: Any, args: Any, kwargs: Any) -> Any:

@@ -34,10 +34,15 @@ class Fake:
     names: dict[Any, str]  # sympy symbol -> "B" or "S"
 
 
-def make_mode() -> Fake:
-    """A fake tensor mode with a fresh shape environment."""
+def make_mode(*, cached: bool = True) -> Fake:
+    """A fake tensor mode with a fresh shape environment.
+
+    With `cached` it remembers what operators returned; with symbols that costs more than the few repetitions save.
+    """
     shape_env = ShapeEnv(duck_shape=False)
-    return Fake(FakeTensorMode(shape_env=shape_env, allow_non_fake_inputs=True), shape_env, {})
+    mode = FakeTensorMode(shape_env=shape_env, allow_non_fake_inputs=True)
+    mode.cache_enabled = mode.cache_enabled and cached
+    return Fake(mode, shape_env, {})
 
 
 def move_to_fake(module: nn.Module, fake: Fake) -> None:

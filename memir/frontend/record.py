@@ -84,9 +84,15 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]  # PyTorch l
         self.live: dict[int, int] = {}  # storage._cdata -> index in self.storages
         self._watch: dict[int, weakref.ref[torch.UntypedStorage]] = {}
         self.paused = 0
+        self.silent = False  # storages are seen, operators are not kept: before the step
         self.closed = False  # what dies from now on dies because the tracer ends, not the step
         self.entered: Callable[[str], None] = lambda name: None
         self.reset()
+
+    @classmethod
+    def _should_skip_dynamo(cls) -> bool:
+        """Nothing is compiled: without PyTorch's wrapper around each call of the mode."""
+        return False
 
     def reset(self) -> None:
         """Forgets the operators; every storage that is alive becomes one that was there before."""
@@ -122,7 +128,7 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]  # PyTorch l
     def _died(self, key: int, reference: object) -> None:
         index = self.live.pop(key)
         del self._watch[key]
-        if self.closed:
+        if self.closed or self.silent:
             return
         if not self.events:
             self._pseudo("memir.free", "")
@@ -150,7 +156,11 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]  # PyTorch l
         if self.paused or func.namespace == "prim":
             return func(*args, **kwargs)
         out = func(*args, **kwargs) if self.intercept is None else self.intercept(self, func, args, kwargs)
-        self._record(func, args, kwargs, out)
+        if self.silent:
+            for tensor in tensors_in(out):
+                self.see(tensor)
+        else:
+            self._record(func, args, kwargs, out)
         return out
 
     def _record(self, func: Any, args: Any, kwargs: Any, out: Any) -> None:

@@ -91,7 +91,7 @@ def trace_once(
     progress("loading the model")
     loaded = load()
     module = prepare(loaded, recipe)
-    fake = make_mode()
+    fake = make_mode(cached=not (batch.symbolic or seq.symbolic))
     move_to_fake(module, fake)
     with export_left_out():
         tensors = fake_batch(tuple(dict.fromkeys(batch_spec(loaded.call))), batch, seq, fake)
@@ -178,14 +178,17 @@ class _Tracing:
 
         step = Step(self.module, self.loaded.call, recipe, optimizer, recorder.on_phase, recorder.on_event, on_loss)
         if optimizer is not None:
+            recorder.silent = True
             with recorder:
                 recorder.on_phase("optimizer")
                 for parameter in step.parameters:
                     parameter.grad = torch.empty_strided(parameter.size(), parameter.stride(), dtype=parameter.dtype)
                 optimizer.step()
                 if recipe.zero_grad == "last":
-                    step.zero_grad()
+                    for parameter in step.parameters:
+                        parameter.grad = None
         gc.collect()
+        recorder.silent = False
         for _ in range(_MAX_STEPS):
             recorder.reset()
             residents.register()
