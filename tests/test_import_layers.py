@@ -17,10 +17,11 @@ ALLOWED = {
     "recipe": {"errors"},
     "hardware": {"errors"},
     "analysis": DATA - {"recipe"},
+    "allocator": {"errors", "ir", "analysis"},
     "passes": DATA | {"analysis"},
     "formulas": DATA | {"analysis"},
     "report": DATA | {"analysis", "formulas"},
-    "backends": DATA | {"analysis", "formulas", "report"},
+    "backends": DATA | {"analysis", "allocator", "formulas", "report"},
     "frontend": DATA,
     "runtime": DATA | {"analysis", "frontend", "api"},
     "registry": {"errors"},
@@ -29,7 +30,20 @@ ALLOWED = {
     "cache": DATA | {"analysis", "pipeline"},
     "planner": DATA | {"analysis", "pipeline", "cache", "sweep"},
     "sweep": DATA | {"analysis", "pipeline", "cache"},
-    "api": DATA | {"analysis", "formulas", "report", "frontend", "pipeline", "passes", "backends", "cache", "planner", "sweep"},
+    "api": DATA
+    | {
+        "analysis",
+        "allocator",
+        "formulas",
+        "report",
+        "frontend",
+        "pipeline",
+        "passes",
+        "backends",
+        "cache",
+        "planner",
+        "sweep",
+    },
 }  # package or module under memir -> what it may import of memir besides itself; cli may import everything
 LIGHT = {"cli", "errors", "recipe", "hardware", "__version__"}  # what `memir --help` may import
 FLAT = ("passes", "backends")  # modules of these never import one another
