@@ -6,6 +6,7 @@ Ctrl-C and 141 when the reader of stdout has gone.
 
 from __future__ import annotations
 
+import gc
 import importlib
 import os
 import sys
@@ -85,6 +86,7 @@ class Memir(click.Group):
         for name, mode in (("stdin", "r"), ("stdout", "w"), ("stderr", "w")):
             if getattr(sys, name) is None:  # the shell closed it: nothing comes from it, and nothing can be written to it
                 setattr(sys, name, open(os.devnull, mode, encoding="utf-8"))  # noqa: SIM115 (open as long as the process)
+        gc.set_threshold(50_000, 20, 100)  # importing torch and transformers makes millions of objects, and hardly a cycle
         settings = Settings(traceback=os.environ.get("MEMIR_TRACEBACK", "") not in ("", "0"))
         try:
             result = super().main(args, prog_name or "memir", standalone_mode=False, obj=settings, **extra)

@@ -12,7 +12,7 @@ from __future__ import annotations
 import sys
 from collections.abc import Callable
 from fractions import Fraction
-from functools import lru_cache
+from functools import cache
 from math import lcm
 from typing import Any
 
@@ -171,7 +171,7 @@ class Answers:
         return total if scale == 1 else total // scale
 
 
-@lru_cache(maxsize=None)
+@cache
 def _writes_a_list(func: Any) -> bool:
     """Whether it is a foreach operator that writes into the tensors of its first list and returns nothing."""
     return func.namespace == "aten" and func._opname.startswith("_foreach_") and not func._schema.returns
