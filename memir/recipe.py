@@ -67,6 +67,34 @@ class Lora:
 
 
 @dataclass(frozen=True, slots=True)
+class Quantize:
+    """Frozen 4-bit base weights as bitsandbytes keeps them; what is trained are adapters (QLoRA)."""
+
+    kind: str = "nf4"  # "nf4" or "fp4": the values differ, the bytes do not
+    double: bool = False  # the scales are quantized too (bnb_4bit_use_double_quant)
+    keep: bool = (
+        False  # what is not quantized stays in the recipe's dtype; else fp32, as prepare_model_for_kbit_training has it
+    )
+
+    @staticmethod
+    def parse(text: str) -> Quantize:
+        """`nf4`, `nf4,double`, `nf4,double,keep`."""
+        kind, *flags = (word.strip() for word in text.split(","))
+        known = ("double", "keep")
+        if kind not in ("nf4", "fp4"):
+            hint = "known: nf4, fp4, each with  ,double  (scales quantized too) and  ,keep  (norms and embeddings stay 16-bit)"
+            raise UsageError(f"--quantize: {kind!r} is no kind of quantization", hint=hint)
+        for flag in flags:
+            if flag not in known or flags.count(flag) > 1:
+                what = "is given twice" if flag in known else "is no option"
+                raise UsageError(f"--quantize: {flag!r} {what}", hint=f"known: {', '.join(known)}")
+        return Quantize(kind, **dict.fromkeys(flags, True))
+
+    def __str__(self) -> str:
+        return ",".join([self.kind, *(name for name in ("double", "keep") if getattr(self, name))])
+
+
+@dataclass(frozen=True, slots=True)
 class Recipe:
     """One training step. Every field is printed under the answer."""
 
@@ -79,6 +107,7 @@ class Recipe:
     accumulate: int = 1  # micro-batches a step
     checkpoint: str = "none"  # "none" or "full": torch.utils.checkpoint (use_reentrant=False) around every layer
     lora: Lora | None = None
+    quantize: Quantize | None = None  # 4-bit base weights; they need adapters to train
     dropout: bool = True  # False sets every dropout probability to 0
     mode: str = "train"  # "train", or "forward": one forward pass without gradients
     keep_outputs: bool = False  # the caller's variable holds the outputs during backward and through the next forward
@@ -89,6 +118,9 @@ class Recipe:
         for name, allowed in CHOICES.items():
             if getattr(self, name) not in allowed:
                 raise UsageError(f"{name.replace('_', '-')}: {getattr(self, name)!r} is none of {', '.join(allowed)}")
+        if self.quantize is not None and self.lora is None and self.mode == "train":
+            hint = "add  --lora r=16"
+            raise UsageError("quantize: 4-bit weights cannot be trained, and there are no adapters", hint=hint)
         if self.accumulate < 1:
             raise UsageError(f"accumulate: {self.accumulate} is not a positive number of micro-batches")
         if self.clip < 0:

@@ -15,7 +15,7 @@ import click
 
 from memir.cli.progress import Progress
 from memir.errors import UsageError
-from memir.recipe import CHOICES, Lora, Recipe
+from memir.recipe import CHOICES, Lora, Quantize, Recipe
 
 Decorator = Callable[[Callable[..., Any]], Callable[..., Any]]
 
@@ -89,6 +89,7 @@ _OPTIONS: tuple[Decorator, ...] = (
     ),
     _choice("checkpoint", "Activation checkpointing: full is around every layer."),
     click.option("--lora", metavar="SPEC", help="Train low-rank adapters: r=16,alpha=32,targets=q_proj,v_proj."),
+    click.option("--quantize", metavar="SPEC", help="4-bit base weights (QLoRA): nf4 or fp4, with ,double and ,keep."),
     click.option(
         "--dropout", type=click.Choice(("on", "off")), default="on", show_default=True, help="Off sets every dropout to 0."
     ),
@@ -114,6 +115,7 @@ def step_options(command: Callable[..., Any]) -> Callable[..., Any]:
         inputs: str | None,
         trust_remote_code: bool,
         lora: str | None,
+        quantize: str | None,
         dropout: str,
         cache: bool = True,
         fold: bool = True,
@@ -122,6 +124,7 @@ def step_options(command: Callable[..., Any]) -> Callable[..., Any]:
         names = [f"recipe_{f.name}" for f in fields(Recipe) if f"recipe_{f.name}" in others]
         recipe = Recipe(
             lora=None if lora is None else Lora.parse(lora),
+            quantize=None if quantize is None else Quantize.parse(quantize),
             dropout=dropout == "on",
             **{name.removeprefix("recipe_"): others.pop(name) for name in names},
         )

@@ -106,6 +106,20 @@ def _attention_math(
     return (scores @ value).to(dtype), scores.to(dtype)
 
 
+def _softmax_cuda(x: torch.Tensor, dim: int, dtype: torch.dtype | None = None) -> torch.Tensor:
+    """aten/src/ATen/native/SoftMax.cpp, `softmax`: on CUDA fp16 to fp32 is one kernel, without an fp32 copy of the input."""
+    widened = x.dtype == torch.float16 and dtype == torch.float32
+    result: torch.Tensor = aten._softmax(x if widened or dtype is None else x.to(dtype), dim, widened)
+    return result
+
+
+def _log_softmax_cuda(x: torch.Tensor, dim: int, dtype: torch.dtype | None = None) -> torch.Tensor:
+    """The same file, `log_softmax`."""
+    widened = x.dtype == torch.float16 and dtype == torch.float32
+    result: torch.Tensor = aten._log_softmax(x if widened or dtype is None else x.to(dtype), dim, widened)
+    return result
+
+
 _KEYS = (DispatchKey.CompositeImplicitAutograd, DispatchKey.Autograd)
 _BOTH: dict[Any, Callable[..., Any]] = {
     aten.matmul.default: _matmul,
@@ -114,7 +128,13 @@ _BOTH: dict[Any, Callable[..., Any]] = {
 }
 _KERNELS: dict[str, dict[Any, Callable[..., Any]]] = {
     "cpu": {aten.dropout.default: _dropout_cpu, aten.one_hot.default: _one_hot_cpu, **_BOTH},
-    "cuda": {aten.dropout.default: _dropout_cuda, aten.one_hot.default: _one_hot_cuda, **_BOTH},
+    "cuda": {
+        aten.dropout.default: _dropout_cuda,
+        aten.one_hot.default: _one_hot_cuda,
+        aten.softmax.int: _softmax_cuda,
+        aten.log_softmax.int: _log_softmax_cuda,
+        **_BOTH,
+    },
 }
 
 

@@ -21,6 +21,7 @@ from memir.frontend.fold import DEPTH, fold
 from memir.frontend.layout import Layout
 from memir.frontend.loaded import LoadedModel
 from memir.frontend.prepare import prepare
+from memir.frontend.quantize import num_elements
 from memir.frontend.symbolize import symbolize
 from memir.frontend.with_depth import merged
 from memir.ir.core import Kind, Program
@@ -136,12 +137,7 @@ class _Folding:
     def _whole(self, loaded: LoadedModel) -> tuple[int, int, int]:
         """Parameters, trainable ones and their bytes of the whole model."""
         module = prepare(loaded, self.recipe)
-        parameters = list(module.parameters())
-        return (
-            sum(p.numel() for p in parameters),
-            sum(p.numel() for p in parameters if p.requires_grad),
-            sum(p.numel() * p.element_size() for p in parameters),
-        )
+        return *num_elements(module), sum(p.numel() * p.element_size() for p in module.parameters())
 
     def _concrete(self, layout: Layout, point: dict[str, int], *, lifetimes: bool = True) -> Program:
         self.progress(f"tracing {layout.depth} of {self.layout.depth} layers")

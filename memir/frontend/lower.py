@@ -34,9 +34,7 @@ def lower(recorder: Recorder, released: Recorder | None, name: str, domain: tupl
         results = tuple(values[r] for r in event.results)
         forward = event.forward_of
         op = Op(
-            opcode=event.opcode
-            if event.opcode in ("memir.alloc", "memir.free")
-            else event.opcode.replace("memir.", "aten.", 1),
+            opcode=event.opcode if event.opcode in ("memir.alloc", "memir.free") else _opcode(event.opcode),
             operands=tuple(v.name for v in operands),
             results=results,
             frees=tuple(names[s] for s in event.frees),
@@ -189,3 +187,8 @@ def _saves(recorder: Recorder) -> dict[int, set[int]]:
 
 
 __all__ = ["forward_events", "lower"]
+
+
+def _opcode(name: str) -> str:
+    """The operator that memir's own one stands for: `memir._fused_rms_norm` is aten's, `memir_x.y` is x's."""
+    return name.removeprefix("memir_") if name.startswith("memir_") else name.replace("memir.", "aten.", 1)

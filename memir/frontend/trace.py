@@ -39,6 +39,7 @@ from memir.frontend.optimizers import make_optimizer, resolved_impl
 from memir.frontend.origin import ModuleStack
 from memir.frontend.patches import export_left_out, generator_states, real_branches, remembered_sizes
 from memir.frontend.prepare import prepare, without_effect
+from memir.frontend.quantize import num_elements
 from memir.frontend.quiet import quiet
 from memir.frontend.record import Recorder
 from memir.frontend.residents import Residents
@@ -128,8 +129,7 @@ def trace_once(
         program,
         recorder.graph,
         "symbolic",
-        sum(p.numel() for p in module.parameters()),
-        sum(p.numel() for p in module.parameters() if p.requires_grad),
+        *num_elements(module),
         [*loaded.assumptions, *answers.assumptions],
         symbols={str(symbol): name for symbol, name in fake.names.items()},
     )

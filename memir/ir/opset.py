@@ -133,9 +133,15 @@ def _flash_cuda_backward(operands: Sequence[Value], results: Sequence[Value]) ->
     return total
 
 
+def _softmax_backward_cuda(operands: Sequence[Value], results: Sequence[Value]) -> Size:
+    """aten/src/ATen/native/cuda/SoftMax.cu, softmax_backward_cuda_out: the product of gradient and output is made first."""
+    return numel(operands[0]) * ITEMSIZE[operands[0].dtype]
+
+
 _ELEMENTWISE = ("add", "sub", "mul", "div", "pow", "where", "maximum", "minimum", "eq", "ne", "lt", "le", "gt", "ge", "rsub")
 
 _SCRATCH: dict[tuple[str, str], Scratch] = {
+    ("cuda", "aten._softmax_backward_data"): _softmax_backward_cuda,
     ("cpu", "aten._scaled_dot_product_flash_attention_for_cpu"): _flash_cpu,
     ("cpu", "aten._scaled_dot_product_flash_attention_for_cpu_backward"): _flash_cpu_backward,
     ("cpu", "aten.native_layer_norm_backward"): _layer_norm_backward_cpu,
@@ -160,12 +166,13 @@ sigmoid silu gelu relu abs sign reciprocal erf clamp clamp_min clamp_max maximum
 addcmul addcdiv lerp logical_not logical_and logical_or bitwise_and bitwise_or bitwise_not masked_fill square softplus
 floor ceil round sub_ add_ mul_ div_ neg_ pow_ sqrt_ rsqrt_ exp_ clamp_ clamp_min_ masked_fill_ addcmul_ addcdiv_ lerp_
 relu_ sigmoid_ silu_ native_dropout native_dropout_backward silu_backward gelu_backward tanh_backward sigmoid_backward
-threshold_backward softplus_backward _softmax _log_softmax _softmax_backward_data _log_softmax_backward_data
+threshold_backward softplus_backward _softmax _log_softmax _log_softmax_backward_data
 nll_loss_forward nll_loss_backward embedding native_layer_norm _fused_rms_norm gather _local_scalar_dense _foreach_add_
 _foreach_sub_ _foreach_mul_ _foreach_div_ _foreach_lerp_ _foreach_addcmul_ _foreach_addcdiv_ _foreach_sqrt _foreach_add
 _foreach_sub _foreach_mul _foreach_div _foreach_neg _foreach_neg_ _foreach_pow _foreach_pow_ _foreach_reciprocal_
 _foreach_maximum_ _foreach_sqrt_ _foreach_sign _foreach_abs _foreach_copy_ _foreach_zero_ _fused_adamw_ _fused_adam_
 _fused_sgd_ _scaled_dot_product_flash_attention _scaled_dot_product_efficient_attention _assert_async
+dequantize_4bit dequantize_scales
 """
 FREE_OF_WORKSPACE = frozenset(_FREE.split())
 

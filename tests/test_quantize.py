@@ -1,0 +1,116 @@
+"""Quantized base weights: how they are spelled, what is refused, what they weigh; and softmax on CUDA."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+import memir
+from memir.errors import UsageError
+from memir.ir.core import Kind, Program
+from memir.ir.size import Size
+from memir.recipe import Lora, Quantize, Recipe
+
+LLAMA = {
+    "model_type": "llama",
+    "vocab_size": 512,
+    "hidden_size": 128,
+    "intermediate_size": 256,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "max_position_embeddings": 256,
+}
+LORA = Lora(r=4, targets=("q_proj",))
+
+
+@pytest.fixture
+def llama(tmp_path: Path) -> str:
+    path = tmp_path / "config.json"
+    path.write_text(json.dumps(LLAMA))
+    return str(path)
+
+
+@pytest.mark.parametrize("text", ["nf4", "fp4,double", "nf4,double,keep"])
+def test_a_spelling_reads_back(text: str) -> None:
+    assert str(Quantize.parse(text)) == text
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("int3", "'int3' is no kind of quantization"),
+        ("", "'' is no kind"),
+        ("nf4,triple", "'triple' is no option"),
+        ("nf4,double,double", "'double' is given twice"),
+    ],
+)
+def test_a_wrong_spelling_is_told(text: str, message: str) -> None:
+    with pytest.raises(UsageError, match=message):
+        Quantize.parse(text)
+
+
+def test_quantized_weights_need_adapters_to_train() -> None:
+    with pytest.raises(UsageError, match="cannot be trained"):
+        Recipe(quantize=Quantize())
+    Recipe(quantize=Quantize(), mode="forward")
+
+
+def bytes_of(program: Program, kind: Kind) -> int:
+    return sum(s.nbytes.evaluate({}) for s in program.storages if s.kind == kind and s.live_in)
+
+
+@pytest.mark.parametrize("double", [False, True])
+def test_bytes_by_hand(llama: str, double: bool) -> None:
+    """Per layer 4 matrices of 128 x 128 and 3 of 128 x 256; embedding and head [512, 128], norms [128] in fp32."""
+    traced = memir.trace(llama, Recipe(lora=LORA, quantize=Quantize(double=double)), batch=2, seq=32)
+    matrices = [128 * 128] * 4 + [128 * 256] * 3
+    packed = 2 * sum(n // 2 for n in matrices)
+    wide = 4 * (2 * 512 * 128 + 5 * 128) + 4 * 2 * (4 * 128 + 4 * 128)  # and the adapters
+    assert bytes_of(traced.program, Kind.PARAMETER) == packed + wide
+    scales = 2 * sum(
+        n // 64 + 4 * (n // 64 // 256 + (n // 64 % 256 > 0)) + 1024 + 4 if double else 4 * (n // 64) for n in matrices
+    )
+    rotary = 4 * 16  # inv_freq, held twice
+    assert bytes_of(traced.program, Kind.BUFFER) - scales - 14 * 64 in (rotary, 2 * rotary)
+    assert traced.num_parameters == 2 * sum(matrices) + 2 * 512 * 128 + 5 * 128 + traced.num_trainable
+
+
+def test_every_use_dequantizes_once_more_under_checkpointing(llama: str) -> None:
+    for checkpoint, uses in (("none", 2), ("full", 3)):
+        recipe = Recipe(lora=LORA, quantize=Quantize(), checkpoint=checkpoint)
+        program = memir.trace(llama, recipe, batch=2, seq=32).program
+        layer = [op for _, op in program.ops() if op.opcode == "bitsandbytes.dequantize_4bit" and "gate" in op.operands[0]]
+        assert len([op for op in layer if "layers_1" in op.operands[0] or "layers.1" in op.operands[0]]) == uses
+
+
+def test_a_model_without_linear_layers_is_refused(tmp_path: Path) -> None:
+    path = tmp_path / "model.py"
+    path.write_text(
+        "import torch\nfrom torch import nn\n\n\nclass Bag(nn.Module):\n"
+        "    def __init__(self):\n        super().__init__()\n        self.table = nn.Embedding(8, 8)\n\n"
+        "    def forward(self, ids, targets):\n        scores = self.table(ids).flatten(0, 1)\n"
+        "        return nn.functional.cross_entropy(scores, targets.flatten())\n"
+    )
+    with pytest.raises(UsageError, match="no linear layer that could be quantized"):
+        memir.trace(str(path), Recipe(quantize=Quantize(), mode="forward"), batch=2, seq=8)
+
+
+def softmax_program(llama: str, dtype: str, target: str) -> Program:
+    return memir.trace(llama, Recipe(dtype=dtype, attention="eager", target=target), batch=2, seq=32).program
+
+
+def test_softmax_backward_on_cuda_makes_a_product_first(llama: str) -> None:
+    ops = [op for _, op in softmax_program(llama, "f16", "cuda").ops() if op.opcode == "aten._softmax_backward_data"]
+    assert [str(op.scratch) for op in ops] == ["16*B*S^2"] * 2  # 4 heads, fp32
+    ops = [op for _, op in softmax_program(llama, "f16", "cpu").ops() if op.opcode == "aten._softmax_backward_data"]
+    assert all(op.scratch == Size.of(0) for op in ops)
+
+
+@pytest.mark.parametrize(("dtype", "copies"), [("f16", 0), ("bf16", 2)])
+def test_softmax_from_fp16_to_fp32_is_one_kernel_on_cuda(llama: str, dtype: str, copies: int) -> None:
+    program = softmax_program(llama, dtype, "cuda")
+    forward = [op for phase, op in program.ops() if phase.name == "forward" and op.path.endswith("self_attn")]
+    softmax = [i for i, op in enumerate(forward) if op.opcode == "aten._softmax"]
+    assert sum(forward[i - 1].opcode == "aten._to_copy" for i in softmax) == copies
