@@ -71,6 +71,7 @@ class Player:
         self.allocator = allocator
         self.addresses: dict[str, int] = {}
         self.marks: list[tuple[int, int, int]] = []  # for each operator: the allocator's events before it, step, operator
+        self.names: dict[int, str] = {}  # the storage that an alloc event is for, "" for a workspace, by the event's number
         self.phases: list[PhasePeak] = []
         self.allocated_peak = 0  # before the peaks were last reset
         self.reserved_peak = 0
@@ -147,6 +148,8 @@ class Player:
         allocator = self.allocator
         address = allocator.malloc(nbytes, stream)
         self._requests += 1
+        if nbytes and allocator.events:  # a list is kept
+            self.names[len(allocator.events) - 1] = self._storage or ""
         self._rounded += self._round(nbytes)
         self.rounded_peak = max(self.rounded_peak, self._rounded)
         now = (allocator.reserved, allocator.allocated)
