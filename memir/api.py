@@ -187,6 +187,7 @@ def _trace(
     _check_positive(batch, seq)
     texts = {name: str(value) for name, value in (sets or {}).items()}
     progress("importing PyTorch")
+    from memir.frontend.attention import attention_of
     from memir.frontend.load import load_target
     from memir.frontend.quiet import quiet
     from memir.frontend.trace import trace as trace_loaded
@@ -199,7 +200,7 @@ def _trace(
 
     unused: list[LoadedModel] = []
     progress(f"loading {target if isinstance(target, str) else type(target).__name__}")
-    with quiet():
+    with quiet(), attention_of(recipe):
         loaded = load()
         unused.append(loaded)
         if seq is None:

@@ -235,7 +235,7 @@ def _options(recipe: Recipe | Mapping[str, Option] | str | None) -> tuple[tuple[
         return (("recipe", recipe),)
     items: Iterable[tuple[str, object]]
     items = ((f.name, getattr(recipe, f.name)) for f in fields(recipe)) if is_dataclass(recipe) else recipe.items()
-    return tuple((name, value if isinstance(value, Option) else str(value)) for name, value in items)
+    return tuple((name, value if isinstance(value, Option) else str(value)) for name, value in items if value != "")
 
 
 def _sizes(program: Program, env: Mapping[str, int]) -> dict[str, int]:
