@@ -19,6 +19,7 @@ ALLOWED = {
     "cuda": {"errors", "hardware", "ir"},
     "analysis": DATA - {"recipe"},
     "allocator": {"errors", "ir", "analysis"},
+    "recorded": {"errors", "allocator"},
     "passes": DATA | {"analysis"},
     "formulas": DATA | {"analysis"},
     "report": DATA | {"analysis", "formulas"},
