@@ -22,8 +22,8 @@ ALLOWED = {
     "recorded": {"errors", "allocator"},
     "passes": DATA | {"analysis"},
     "formulas": DATA | {"analysis"},
-    "report": DATA | {"analysis", "formulas"},
-    "backends": DATA | {"analysis", "allocator", "formulas", "report"},
+    "report": DATA | {"analysis", "formulas", "cuda"},
+    "backends": DATA | {"analysis", "allocator", "cuda", "formulas", "report"},
     "frontend": DATA | {"cuda"},
     "runtime": DATA | {"analysis", "frontend", "api"},
     "registry": {"errors"},
@@ -36,6 +36,7 @@ ALLOWED = {
     | {
         "analysis",
         "allocator",
+        "cuda",
         "formulas",
         "report",
         "frontend",
