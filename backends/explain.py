@@ -48,6 +48,18 @@ def _answer(report: Report) -> Iterator[str]:
     yield f"  between steps  {_bytes(report.steady.requested)}  {unit.text(report.steady.requested)}"
     for phase in report.phases:
         yield f"  {phase.name:13}  {_bytes(phase.requested)}  {unit.text(phase.requested)}"
+    found = report.verdict
+    if found is None:
+        return
+    yield f"  {found.answer} {found.gpu}" + (f" ({found.card}, compute capability {found.compute})" if found.card else "")
+    yield f"    capacity     {_bytes(found.capacity)}"
+    for term in found.workspaces:
+        yield f"    held         {_bytes(term.nbytes)}  {term.name}"
+    for name, nbytes in zip(("at least", "at most"), found.context, strict=True):
+        if nbytes:
+            yield f"    CUDA context {_bytes(nbytes)}  {name}"
+    for name, nbytes in zip(("at least", "at most"), found.needed, strict=True):
+        yield f"    needed       {_bytes(nbytes)}  {name}; fragmentation not counted"
 
 
 def _kinds(report: Report) -> Iterator[str]:

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from typing import Any, ClassVar, TextIO
 
 from memir.analysis.inventory import Group
+from memir.cuda.verdict import Verdict
 from memir.ir.core import Program
 from memir.report import SCHEMA_VERSION, Report, program_report
 
@@ -72,8 +73,24 @@ def as_dict(report: Report) -> dict[str, Any]:
             "steady": report.by_depth.steady,
             "domain": list(report.by_depth.domain),
         },
+        "gpu": None if report.verdict is None else _verdict(report.verdict),
         "assumptions": list(report.assumptions),
         "inconclusive": list(report.inconclusive),
+    }
+
+
+def _verdict(found: Verdict) -> dict[str, Any]:
+    return {
+        "name": found.gpu,
+        "card": found.card,
+        "compute_capability": found.compute,
+        "capacity_bytes": found.capacity,
+        "allocated_bytes": found.allocated,
+        "workspaces": [{"name": term.name, "bytes": term.nbytes} for term in found.workspaces],
+        "context_bytes": list(found.context),
+        "reserved_bytes": found.reserved,
+        "needed_bytes": list(found.needed),
+        "verdict": found.answer,
     }
 
 

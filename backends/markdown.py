@@ -13,7 +13,7 @@ from memir.analysis.inventory import Group
 from memir.analysis.words import Unit, count, option, plural
 from memir.formulas import Spot
 from memir.ir.core import Program
-from memir.report import Report, program_report
+from memir.report import Report, program_report, verdict_text
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,6 +34,7 @@ class Markdown:
         sections = [
             _head(report),
             f"**Peak {unit.text(report.peak.requested)}** {_spot(report.spot)}",
+            _verdict(report),
             _table(("", unit.name), _points(report, unit)),
             _table(
                 ("At the peak", unit.name, "Share"),
@@ -51,6 +52,11 @@ class Markdown:
             _list("Inconclusive", report.inconclusive),
         ]
         return "\n\n".join(filter(None, sections)) + "\n"
+
+
+def _verdict(report: Report) -> str:
+    found = report.verdict
+    return "" if found is None else f"**{found.answer.capitalize()}** {found.gpu}: {verdict_text(found)}"
 
 
 def _head(report: Report) -> str:

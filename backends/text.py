@@ -16,7 +16,7 @@ import click
 from memir.analysis.words import Unit, count, option, plural, shortened, shortened_end, small_bytes, wrapped
 from memir.formulas import Spot, Stretch
 from memir.ir.core import Program
-from memir.report import Report, program_report
+from memir.report import Report, program_report, verdict_text
 
 WIDTH = 100
 HEIGHT = 30
@@ -95,7 +95,17 @@ class _Screen:
         phases = "   ".join(f"{phase.name} {number(phase.requested)}" for phase in report.phases)
         allocated = f"   allocated {number(report.peak.allocated)}" if report.peak.allocated != report.peak.requested else ""
         lines.append(f"  between steps {number(report.steady.requested)}   {phases}{allocated}"[:WIDTH].rstrip())
-        return [*lines, *self.timeline()]
+        return [*lines, *self.verdict(), *self.timeline()]
+
+    def verdict(self) -> list[str]:
+        """Whether it fits the GPU that was named, and what of it is counted."""
+        found = self.report.verdict
+        if found is None:
+            return []
+        words = f"{found.answer} {shortened_end(found.gpu, 24)}"
+        colors = {"fits": "green", "tight": "yellow"}
+        answer = self.style(words, bold=True, fg=colors.get(found.answer, "red"))
+        return [f"  {answer}   {shortened_end(verdict_text(found), WIDTH - len(words) - 5)}"]
 
     def timeline(self) -> list[str]:
         phases = self.report.phases

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from contextlib import nullcontext
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 from typing import TYPE_CHECKING, overload
 
 from memir.errors import UsageError
+from memir.hardware import Gpu, parse_gpu
 from memir.recipe import Recipe
 
 if TYPE_CHECKING:
@@ -139,12 +140,19 @@ def analyze(
     sets: Mapping[str, object] | None = None,
     inputs: str | None = None,
     trust_remote_code: bool = False,
+    gpu: str | Gpu | None = None,
     cache: bool = True,
     fold: bool = True,
     progress: Progress = lambda _: None,
 ) -> Report:
-    """What `memir analyze` says, as plain data. Arguments and errors are those of `program_of`."""
+    """What `memir analyze` says, as plain data. Arguments and errors are those of `program_of`.
+
+    `gpu` is what `--gpu` takes, a card's name or an amount of memory: its kernels are taken, and the report has a verdict.
+    """
     recipe = recipe or Recipe()
+    memory = parse_gpu(gpu) if isinstance(gpu, str) else gpu
+    if memory is not None:
+        recipe = on_gpu(recipe, memory)
     traced = program_of(
         target,
         recipe,
@@ -160,7 +168,7 @@ def analyze(
     from memir.report import build_report
 
     progress("computing the peak")
-    return build_report(
+    report = build_report(
         traced.program,
         traced.env,
         recipe,
@@ -169,6 +177,27 @@ def analyze(
         assumptions=traced.assumptions,
         inconclusive=traced.inconclusive,
     )
+    if memory is None:
+        return report
+    from memir.cuda.verdict import judge
+
+    ops = (op for op, _ in traced.program.counted(traced.env))
+    trains = recipe.mode == "train"
+    return replace(report, verdict=judge(memory, ops, report.peak.allocated, trains=trains, torch=installed_torch()))
+
+
+def installed_torch() -> str:
+    """The version of the PyTorch that is installed, without importing it."""
+    import importlib.metadata  # it takes a while
+
+    return importlib.metadata.version("torch")
+
+
+def on_gpu(recipe: Recipe, gpu: Gpu) -> Recipe:
+    """The recipe with the kernels of that GPU's card. UsageError where the recipe's target is no GPU."""
+    if recipe.target != "cuda":
+        raise UsageError(f"--gpu {gpu.name}: the target is {recipe.target}", hint="leave out  --gpu  or  --target cpu")
+    return recipe if gpu.card is None or recipe.gpu else replace(recipe, gpu=gpu.card.compute)
 
 
 def _trace(
@@ -187,6 +216,7 @@ def _trace(
     _check_positive(batch, seq)
     texts = {name: str(value) for name, value in (sets or {}).items()}
     progress("importing PyTorch")
+    from memir.frontend.attention import attention_of
     from memir.frontend.load import load_target
     from memir.frontend.quiet import quiet
     from memir.frontend.trace import trace as trace_loaded
@@ -199,7 +229,7 @@ def _trace(
 
     unused: list[LoadedModel] = []
     progress(f"loading {target if isinstance(target, str) else type(target).__name__}")
-    with quiet():
+    with quiet(), attention_of(recipe):
         loaded = load()
         unused.append(loaded)
         if seq is None:

@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass, fields
 
 from memir.errors import UsageError
 
 DTYPES = ("bf16", "f16", "f32")
+KERNELS = ("flash", "efficient", "cudnn", "math")  # of scaled_dot_product_attention on CUDA
 CHOICES = {
     "target": ("cuda", "cpu"),
     "dtype": DTYPES,
-    "attention": ("sdpa", "eager"),
+    "attention": ("sdpa", *KERNELS, "eager"),
     "optimizer_impl": ("default", "foreach", "fused", "for-loop"),
     "checkpoint": ("none", "full"),
     "mode": ("train", "forward"),
@@ -100,7 +102,7 @@ class Recipe:
 
     target: str = "cuda"  # whose kernels are followed: "cuda" or "cpu"
     dtype: str = "bf16"  # of parameters and activations
-    attention: str = "sdpa"  # "sdpa" or "eager" (Hugging Face models; a model.py has its own)
+    attention: str = "sdpa"  # PyTorch chooses the kernel; one of KERNELS: only that one; "eager": Hugging Face's own operators
     optimizer: str = "adamw"  # any torch.optim class by name, or "none"
     optimizer_impl: str = "default"  # "foreach", "fused", "for-loop"; "default" is what PyTorch picks on the target
     clip: float = 0.0  # max norm for clip_grad_norm_; 0 is none
@@ -113,6 +115,7 @@ class Recipe:
     keep_outputs: bool = False  # the caller's variable holds the outputs during backward and through the next forward
     zero_grad: str = "last"  # zero_grad(set_to_none=True) "first" (before forward) or "last" (after the optimizer step)
     batch_kind: str = "full"  # "full": no padding mask is passed; "padded": an attention_mask with padding is passed
+    gpu: str = ""  # compute capability whose kernels are taken, "9.0"; empty: 8.0
 
     def __post_init__(self) -> None:
         for name, allowed in CHOICES.items():
@@ -121,6 +124,10 @@ class Recipe:
         if self.quantize is not None and self.lora is None and self.mode == "train":
             hint = "add  --lora r=16"
             raise UsageError("quantize: 4-bit weights cannot be trained, and there are no adapters", hint=hint)
+        if self.attention in KERNELS and self.target != "cuda":
+            raise UsageError(f"attention: {self.attention} is a kernel of cuda, and the target is {self.target}")
+        if self.gpu and not re.fullmatch(r"\d{1,2}\.\d", self.gpu):
+            raise UsageError(f"gpu: {self.gpu!r} is no compute capability", hint='write it as  "9.0"')
         if self.accumulate < 1:
             raise UsageError(f"accumulate: {self.accumulate} is not a positive number of micro-batches")
         if self.clip < 0:

@@ -29,6 +29,8 @@ from memir.analysis.inventory import (
 from memir.analysis.liveness import Timeline, live_ranges, timeline
 from memir.analysis.peak import START, Peak, peak
 from memir.analysis.regions import maximum
+from memir.analysis.words import Unit
+from memir.cuda.verdict import Verdict
 from memir.errors import MemirError
 from memir.formulas import Formulas, Spot, formulas, formulas_in_cases
 from memir.ir.core import Kind, Program
@@ -102,6 +104,7 @@ class Report:
     unused: tuple[Group, ...]  # alive at the peak, never used again, freed later
     formulas: Formulas  # at the target's number of layers
     by_depth: DepthReport | None = None  # None where the layers were not folded
+    verdict: Verdict | None = None  # whether it fits a GPU; None where none was named
     assumptions: tuple[str, ...] = ()
     inconclusive: tuple[str, ...] = ()
 
@@ -221,6 +224,21 @@ def _by_depth(program: Program, line: Timeline, env: Mapping[str, int], symbol: 
     )
 
 
+def verdict_text(found: Verdict) -> str:
+    """What of a GPU is counted: `5.05 allocated + 0.02 cuBLAS + 0.14 to 0.28 CUDA context of 14.58 GiB; ...`."""
+    unit = Unit.of(found.capacity)
+    held = sum(term.nbytes for term in found.workspaces)
+    terms = [f"{unit.number(found.allocated)} allocated"]
+    if found.reserved is not None:
+        terms = [f"{unit.number(found.reserved)} reserved"]
+    elif held:
+        terms.append(f"{unit.number(held)} cuBLAS")
+    if found.context[1]:
+        terms.append(f"{unit.number(found.context[0])} to {unit.number(found.context[1])} CUDA context")
+    rest = "; fragmentation not counted" if found.reserved is None else ""
+    return f"{' + '.join(terms)} of {unit.text(found.capacity)}{rest}"
+
+
 def program_report(program: Program, batch: int, seq: int) -> Report:
     """The answer for a program of which nothing else is known, at B=`batch` and S=`seq` (the program's limit if smaller)."""
     high = program_ranges(program).get("S", Range()).high
@@ -235,7 +253,7 @@ def _options(recipe: Recipe | Mapping[str, Option] | str | None) -> tuple[tuple[
         return (("recipe", recipe),)
     items: Iterable[tuple[str, object]]
     items = ((f.name, getattr(recipe, f.name)) for f in fields(recipe)) if is_dataclass(recipe) else recipe.items()
-    return tuple((name, value if isinstance(value, Option) else str(value)) for name, value in items)
+    return tuple((name, value if isinstance(value, Option) else str(value)) for name, value in items if value != "")
 
 
 def _sizes(program: Program, env: Mapping[str, int]) -> dict[str, int]:

@@ -71,14 +71,15 @@ class Player:
         self.allocator = allocator
         self.addresses: dict[str, int] = {}
         self.marks: list[tuple[int, int, int]] = []  # for each operator: the allocator's events before it, step, operator
+        self.names: dict[int, str] = {}  # the storage that an alloc event is for, "" for a workspace, by the event's number
         self.phases: list[PhasePeak] = []
         self.allocated_peak = 0  # before the peaks were last reset
         self.reserved_peak = 0
         self.rounded_peak = 0  # of the requests as they are rounded
-        self.grown = 0  # the request that reserved the most for the first time, counted from 1
+        self.fullest = 0  # the request, counted from 1, with the most allocated while the most is reserved
         self._rounded = 0
         self._sizes: dict[int, int] = {}  # request -> rounded
-        self._most = 0
+        self._most = (-1, -1)  # reserved and allocated bytes then
         self._requests = 0
         self._until = 0
         self._at = (0, -1)
@@ -147,10 +148,13 @@ class Player:
         allocator = self.allocator
         address = allocator.malloc(nbytes, stream)
         self._requests += 1
+        if nbytes and allocator.events:  # a list is kept
+            self.names[len(allocator.events) - 1] = self._storage or ""
         self._rounded += self._round(nbytes)
         self.rounded_peak = max(self.rounded_peak, self._rounded)
-        if allocator.reserved > self._most:
-            self._most, self.grown = allocator.reserved, self._requests
+        now = (allocator.reserved, allocator.allocated)
+        if now > self._most:
+            self._most, self.fullest = now, self._requests
         if self._requests == self._until:
             raise _UntilError
         return address

@@ -31,8 +31,8 @@ class Simulation:
     reserved_peak: int  # torch.cuda.max_memory_reserved
     allocated_end: int
     reserved_end: int
-    at_peak: Place  # the operator that reserved the most for the first time
-    allocated_at_peak: int  # allocated right then
+    at_peak: Place  # the operator with the most allocated while the most is reserved
+    allocated_at_peak: int  # allocated right then: what is reserved besides is of no use to it
     holes: tuple[Hole, ...]  # the largest free blocks right then, from the largest
     phases: tuple[PhasePeak, ...]
     num_retries: int  # how often all cached memory was given back to go on
@@ -40,7 +40,7 @@ class Simulation:
 
     @property
     def fragmentation(self) -> int:
-        """Bytes that were reserved and not allocated when the most was reserved."""
+        """Bytes that are reserved and not allocated at `at_peak`."""
         return self.reserved_peak - self.allocated_at_peak
 
 
@@ -70,7 +70,7 @@ def simulate(
     failure = played.play(steps)
     # the layout at the peak is found by playing again until then
     again = player()
-    again.play(steps, until=played.grown)
+    again.play(steps, until=played.fullest)
     allocator = played.allocator
     return Simulation(
         steps=steps,

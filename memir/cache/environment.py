@@ -13,7 +13,7 @@ from pathlib import Path
 
 MEMIR = str(Path(__file__).resolve().parents[1])
 # Of memir: what makes a program of a model, and what keeps it. Analyses run again on every hit and are not part of it.
-_SOURCES = ("frontend", "ir", "cache", "api.py", "recipe.py", "hardware", "__init__.py")
+_SOURCES = ("frontend", "ir", "cuda", "cache", "api.py", "recipe.py", "hardware", "__init__.py")
 # Variables that torch, transformers, peft, accelerate and huggingface_hub read, by how their names begin.
 _LIBRARIES = ("TORCH", "PYTORCH", "TRANSFORMERS_", "HF_", "HUGGINGFACE_", "PEFT_", "ACCELERATE_", "USE_")
 _VARIABLES = (*_LIBRARIES, "PYTHONPATH", "HOME", "XDG_CACHE_HOME")  # the last two: where the Hugging Face cache is

@@ -23,6 +23,8 @@ from memir.errors import EXIT_INTERNAL, EXIT_OK, EXIT_USAGE, MemirError, UsageEr
 COMMANDS = {
     "analyze": "Peak memory of a training step: number, formula, place, and what is alive there.",
     "cache": "Say what is kept of traced steps, or remove it.",
+    "compare": "Compare the predicted step with a recorded CUDA memory snapshot.",
+    "export": "Write the predicted step as a CUDA memory snapshot.",
     "gpus": "List the known GPUs: memory as the driver reports it, FLOP/s, bandwidths.",
     "graph": "Print the operators of a training step as PyTorch ran them (torch.fx).",
     "ir": "Print a training step's memory program.",

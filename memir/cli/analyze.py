@@ -10,7 +10,7 @@ from pathlib import Path
 import click
 
 from memir.cli.options import Request, cache_option, output_option, progress, step_options, write
-from memir.errors import EXIT_INCONCLUSIVE, EXIT_OK
+from memir.errors import EXIT_INCONCLUSIVE, EXIT_NO, EXIT_OK
 
 
 @click.command("analyze")
@@ -25,28 +25,36 @@ from memir.errors import EXIT_INCONCLUSIVE, EXIT_OK
     help="text, json, markdown, explain, formula; with options as in formula{latex}.",
 )
 @click.option("--explain", "format_text", flag_value="explain", help="Every term in exact bytes; the same as --format explain.")
+@click.option(
+    "--gpu", metavar="NAME|MEMORY", help="Take its kernels, and say whether the step fits: h100, 80GiB (see memir gpus)."
+)
 @output_option
-def command(request: Request, format_text: str, output: Path | None) -> int:
+def command(request: Request, format_text: str, gpu: str | None, output: Path | None) -> int:
     """Say what one training step of TARGET takes at its peak, without a GPU and without weights.
 
-    Bytes are requested bytes: what PyTorch asks of the allocator. Exit code 3: the number is printed but not proved; the
-    reason stands under it.
+    Bytes are requested bytes: what PyTorch asks of the allocator. Exit code 1: it does not fit --gpu. Exit code 3: the number
+    is printed but not proved; the reason stands under it.
     """
-    from memir.api import analyze, program_of
+    from memir.api import analyze, on_gpu, program_of
+    from memir.cuda.verdict import DOES_NOT
+    from memir.hardware import parse_gpu
     from memir.pipeline import parse_backend
 
     if format_text == "text" and output is None and sys.stdout.isatty() and not os.environ.get("NO_COLOR"):
         format_text = "text{color}"
     backend = parse_backend(format_text)
     render = getattr(backend, "render", None)  # of a report; a backend without it prints programs
+    memory = None if gpu is None else parse_gpu(gpu)
+    recipe = request.recipe if memory is None else on_gpu(request.recipe, memory)
     with progress() as stage:
         if render is None:
             out = io.StringIO()
-            step = program_of(request.model, request.recipe, **request.program_keywords(), progress=stage)
+            step = program_of(request.model, recipe, **request.program_keywords(), progress=stage)
             backend.emit(step.program, out)
             text, code = out.getvalue(), EXIT_OK
         else:
-            report = analyze(request.model, request.recipe, **request.program_keywords(), progress=stage)
-            text, code = render(report), EXIT_INCONCLUSIVE if report.inconclusive else EXIT_OK
+            report = analyze(request.model, recipe, gpu=memory, **request.program_keywords(), progress=stage)
+            refused = report.verdict is not None and report.verdict.answer == DOES_NOT
+            text, code = render(report), EXIT_INCONCLUSIVE if report.inconclusive else EXIT_NO if refused else EXIT_OK
     write(text, output)
     return code

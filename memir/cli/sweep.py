@@ -60,7 +60,7 @@ def _step_lists(command: Callable[..., Any]) -> Callable[..., Any]:
     metavar="LIST",
     help="Tokens in a sequence, S: 512:8192:512.  [default: 2048, or the model's limit if smaller]",
 )
-@click.option("--gpu", metavar="MEMORY", help="What has to fit: 80GiB.")
+@click.option("--gpu", metavar="NAME|MEMORY", help="What has to fit: h100, 80GiB (see memir gpus).")
 @click.option("--max-batch", is_flag=True, help="Solve for the largest batch that fits --gpu, at each S.")
 @click.option("--max-seq", is_flag=True, help="Solve for the longest sequence that fits --gpu, at each B.")
 @click.option("--format", "form", type=click.Choice(("text", "csv", "json")), default="text", show_default=True)
@@ -87,6 +87,8 @@ def command(
 
     Exit code 1: nothing fits --gpu. Exit code 3: a cell is not known, or not proved; its reason is in its row.
     """
+    from memir.api import installed_torch, on_gpu
+    from memir.cuda.verdict import room
     from memir.hardware import parse_gpu
     from memir.sweep.axes import parse_axis
     from memir.sweep.pool import MAX_TRACES
@@ -97,6 +99,10 @@ def command(
     _check(batch, seq, gpu, max_batch, max_seq)
     requests = _requests(words)
     memory = None if gpu is None else parse_gpu(gpu)
+    if memory is not None and memory.card is not None:
+        requests = [replace(request, recipe=on_gpu(request.recipe, memory)) for request in requests]
+        trains = any(request.recipe.mode == "train" for request in requests)
+        memory = room(memory, trains=trains, torch=installed_torch())
     batches = None if batch is None else parse_axis(batch, "--batch")
     seqs = None if seq is None else parse_axis(seq, "--seq")
     limit = max_traces or MAX_TRACES

@@ -30,12 +30,14 @@ def command(request: Request, tolerance: int, format_name: str, output: Path | N
     the tolerance.
     """
     from memir.runtime.real import RealStep
-    from memir.runtime.verify import has_cuda, to_data, to_text, verify
+    from memir.runtime.verify import gpu_here, has_cuda, to_data, to_text, verify
 
     recipe = request.recipe
     source = click.get_current_context().get_parameter_source("recipe_target")
     if recipe.target == "cuda" and source is ParameterSource.DEFAULT and not has_cuda():
         recipe = replace(recipe, target="cpu")
+    if recipe.target == "cuda" and has_cuda():
+        recipe = replace(recipe, gpu=gpu_here())
     real = RealStep(
         request.model,
         recipe,

@@ -1,8 +1,7 @@
 """What CUDA does differently, imposed on fake cpu tensors: explicit rules of the target, each with its source.
 
-Dropout is in `memir.frontend.composites`.
-
-The GPU is taken to be of compute capability 8.0 or newer. Kernels' workspaces are rules of `memir.ir.opset`.
+Attention is in `memir.frontend.attention`, dropout in `memir.frontend.composites`; kernels' workspaces are rules of
+`memir.ir.opset`.
 """
 
 from __future__ import annotations
@@ -12,81 +11,13 @@ from typing import Any
 
 import torch
 import torch.nn.functional as F  # noqa: N812 (the name everybody uses)
-from torch.nn.attention import SDPBackend, sdpa_kernel
 
+from memir.frontend.attention import attention
 from memir.frontend.record import Recorder
 
 aten = torch.ops.aten
 _HALF = (torch.float16, torch.bfloat16)
 _SDPA = F.scaled_dot_product_attention  # the one a function mode sees, whatever the module's attribute is meanwhile
-
-
-def choose_attention(
-    query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, attn_mask: torch.Tensor | None, enable_gqa: bool
-) -> str:
-    """Which kernel scaled_dot_product_attention takes: flash, efficient or math.
-
-    Source: aten/src/ATen/native/transformers/cuda/sdp_utils.cpp, `_fused_sdp_choice_cuda`: the order is flash, efficient, math;
-    `can_use_flash_attention` wants a 16-bit dtype, no mask and one head size up to 256 for all three;
-    `can_use_mem_efficient_attention` wants aligned head sizes and no grouped heads.
-    """
-    head, head_v = query.size(-1), value.size(-1)
-    if query.dim() != 4:
-        return "math"
-    if query.dtype in _HALF and attn_mask is None and head == key.size(-1) == head_v and head <= 256:
-        return "flash"
-    alignment = 8 if query.dtype in _HALF else 4
-    grouped = enable_gqa and query.size(-3) != key.size(-3)
-    aligned = head % alignment == 0 and head_v % alignment == 0
-    if query.dtype in (*_HALF, torch.float32) and aligned and not grouped:
-        return "efficient"
-    return "math"
-
-
-def _attention(
-    query: torch.Tensor,
-    key: torch.Tensor,
-    value: torch.Tensor,
-    attn_mask: torch.Tensor | None = None,
-    dropout_p: float = 0.0,
-    is_causal: bool = False,
-    scale: float | None = None,
-    enable_gqa: bool = False,
-) -> torch.Tensor:
-    """aten/src/ATen/native/transformers/attention.cpp, `scaled_dot_product_attention`, after the choice of the kernel."""
-    kernel = choose_attention(query, key, value, attn_mask, enable_gqa)
-    out: torch.Tensor
-    if kernel == "math":
-        with sdpa_kernel(SDPBackend.MATH):
-            return F.scaled_dot_product_attention(
-                query, key, value, attn_mask, dropout_p, is_causal, scale=scale, enable_gqa=enable_gqa
-            )
-    head = query.size(-1)
-    if kernel == "flash":
-        padding = -head % 8  # `pad_last_dim<8>`
-        if padding:
-            scale = head**-0.5 if scale is None else scale
-            query, key, value = (F.pad(t, (0, padding)) for t in (query, key, value))
-        out = aten._scaled_dot_product_flash_attention(query, key, value, dropout_p, is_causal, scale=scale)[0]
-        return out[..., :head] if padding else out
-    if attn_mask is not None:
-        attn_mask = _additive_mask(attn_mask, query, key)
-    needs_grad = torch.is_grad_enabled() and any(t.requires_grad for t in (query, key, value))
-    out = aten._scaled_dot_product_efficient_attention(
-        query, key, value, attn_mask, needs_grad, dropout_p, is_causal, scale=scale
-    )[0]
-    return out
-
-
-def _additive_mask(mask: torch.Tensor, query: torch.Tensor, key: torch.Tensor) -> torch.Tensor:
-    """attention.cpp: `convert_boolean_attn_mask`, then `preprocess_mask` with `pad_bias<16>`: padded to 16."""
-    if mask.dtype == torch.bool:
-        mask = torch.where(mask, 0.0, torch.scalar_tensor(-torch.inf, dtype=query.dtype))
-    length = mask.size(-1)
-    padding = 16 - length % 16
-    if padding != 16:
-        mask = F.pad(mask, (0, padding))[..., :length]
-    return mask.expand(query.size(0), query.size(1), query.size(2), key.size(2))
 
 
 def _layer_norm(recorder: Recorder, func: Any, args: Any, kwargs: Any) -> Any:
@@ -160,4 +91,4 @@ def _rms_norm(
 
 
 # What a function mode redirects on CUDA (memir.frontend.functions); its keys are the functions as a mode sees them.
-FUNCTIONS: dict[Any, Callable[..., torch.Tensor]] = {_SDPA: _attention, F.rms_norm: _rms_norm}
+FUNCTIONS: dict[Any, Callable[..., torch.Tensor]] = {_SDPA: attention, F.rms_norm: _rms_norm}

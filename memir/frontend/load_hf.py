@@ -75,7 +75,8 @@ def _build(config: Any, recipe: Recipe, target: str, trust: bool, assumptions: l
     major, minor = (int(part) for part in transformers.__version__.split(".")[:2])
     # `torch_dtype` became `dtype` in transformers 4.56 (PreTrainedModel._from_config takes both since).
     dtype_name = "dtype" if (major, minor) >= (4, 56) else "torch_dtype"
-    options: dict[str, Any] = {dtype_name: DTYPE[recipe.dtype], "attn_implementation": recipe.attention}
+    implementation = "eager" if recipe.attention == "eager" else "sdpa"
+    options: dict[str, Any] = {dtype_name: DTYPE[recipe.dtype], "attn_implementation": implementation}
     if trust:
         options["trust_remote_code"] = True
 
@@ -93,7 +94,7 @@ def _build(config: Any, recipe: Recipe, target: str, trust: bool, assumptions: l
         try:
             return build()
         except (ValueError, ImportError) as error:
-            if recipe.attention == "eager" or "scaled_dot_product" not in str(error):
+            if implementation == "eager" or "scaled_dot_product" not in str(error):
                 raise
             module = build(attn_implementation="eager")
             if getattr(config.get_text_config(), "num_attention_heads", None) is not None:  # a state-space model has none

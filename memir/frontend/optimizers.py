@@ -8,6 +8,7 @@ from typing import Any
 import torch
 from torch import nn
 
+from memir.cuda.optimizers import default_form, forms
 from memir.errors import UsageError
 from memir.recipe import Recipe
 
@@ -28,20 +29,18 @@ def optimizer_class(name: str) -> type[torch.optim.Optimizer]:
 
 
 def resolved_impl(recipe: Recipe) -> str:
-    """Which implementation of the optimizer runs: foreach, fused or for-loop.
+    """Which implementation of the optimizer runs: foreach, fused or for-loop (`memir.cuda.optimizers`); "none" without one.
 
-    Source: torch/optim/optimizer.py, `_default_to_fused_or_foreach`: foreach when every parameter is on a CUDA device, else the
-    for-loop; torch/optim/_adafactor.py keeps the for-loop for Adafactor; classes without a `foreach` option have one form.
+    UsageError where the class does not have the one that the recipe asks for.
     """
     if recipe.optimizer == "none":
         return "none"
-    options = inspect.signature(optimizer_class(recipe.optimizer)).parameters
+    cls = optimizer_class(recipe.optimizer)
+    options = inspect.signature(cls).parameters
     if recipe.optimizer_impl == "default":
-        foreach = recipe.target == "cuda" and "foreach" in options and recipe.optimizer.lower() != "adafactor"
-        return "foreach" if foreach else "for-loop"
-    option = {"foreach": "foreach", "fused": "fused"}.get(recipe.optimizer_impl)
-    if option is not None and option not in options:
-        raise UsageError(f"--optimizer-impl: torch.optim.{optimizer_class(recipe.optimizer).__name__} has no {option} form")
+        return default_form(cls.__name__, options, recipe.target)
+    if recipe.optimizer_impl not in forms(options):
+        raise UsageError(f"--optimizer-impl: torch.optim.{cls.__name__} has no {recipe.optimizer_impl} form")
     return recipe.optimizer_impl
 
 

@@ -10,9 +10,10 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 
+from memir.ir.attention import efficient_backward, efficient_forward, flash_backward
 from memir.ir.core import Op, Value
 from memir.ir.dtypes import ITEMSIZE
-from memir.ir.size import ONE, ZERO, Gen, Size, ceil_div, min_of
+from memir.ir.size import ONE, ZERO, Gen, Size, min_of
 
 Scratch = Callable[[Sequence[Value], Sequence[Value]], Size]  # (operands, results) -> bytes
 
@@ -115,24 +116,6 @@ def _sort_cpu(operands: Sequence[Value], results: Sequence[Value]) -> Size:
     return numel(operands[0]) * 8 if len(operands[0].shape) == 1 else ZERO
 
 
-def _flash_cuda_backward(operands: Sequence[Value], results: Sequence[Value]) -> Size:
-    """aten/src/ATen/native/transformers/cuda/flash_attn/flash_api.cpp, mha_bwd.
-
-    softmax_d [B, H, S'] and dq_accum [B, S', H, D'] in fp32 with S' = S rounded up to 128 and D' = D rounded up to 32 (to 256
-    above 192); with grouped heads, dk and dv of all heads.
-    """
-    query, key = operands[1], operands[2]
-    batch, heads, length, head = query.shape
-    rounded = ceil_div(length, 128) * 128
-    head_rounded = ceil_div(head, 32) * 32
-    if head.is_constant and head.constant > 192:
-        head_rounded = Size.of(256)
-    total = (batch * heads * rounded + batch * rounded * heads * head_rounded) * 4
-    if key.shape[1] is not heads:
-        total = total + 2 * batch * key.shape[2] * heads * head * ITEMSIZE[key.dtype]
-    return total
-
-
 def _softmax_backward_cuda(operands: Sequence[Value], results: Sequence[Value]) -> Size:
     """aten/src/ATen/native/cuda/SoftMax.cu, softmax_backward_cuda_out: the product of gradient and output is made first."""
     return numel(operands[0]) * ITEMSIZE[operands[0].dtype]
@@ -148,7 +131,9 @@ _SCRATCH: dict[tuple[str, str], Scratch] = {
     ("cpu", "aten._safe_softmax"): _safe_softmax,
     ("cuda", "aten._safe_softmax"): _safe_softmax,
     ("cpu", "aten.sort"): _sort_cpu,
-    ("cuda", "aten._scaled_dot_product_flash_attention_backward"): _flash_cuda_backward,
+    ("cuda", "aten._scaled_dot_product_flash_attention_backward"): flash_backward,
+    ("cuda", "aten._scaled_dot_product_efficient_attention"): efficient_forward,
+    ("cuda", "aten._scaled_dot_product_efficient_attention_backward"): efficient_backward,
     **{("cpu", f"aten.{name}.Tensor"): _cast_operands_cpu for name in _ELEMENTWISE},
     **{("cpu", f"aten.{name}_.Tensor"): _cast_operands_cpu for name in _ELEMENTWISE},
     **{("cpu", f"aten.{name}"): _cast_input_cpu for name in ("sum", "cumsum", "sum.dim_IntList", "mean.dim", "mean", "prod")},
@@ -171,7 +156,7 @@ nll_loss_forward nll_loss_backward embedding native_layer_norm _fused_rms_norm g
 _foreach_sub_ _foreach_mul_ _foreach_div_ _foreach_lerp_ _foreach_addcmul_ _foreach_addcdiv_ _foreach_sqrt _foreach_add
 _foreach_sub _foreach_mul _foreach_div _foreach_neg _foreach_neg_ _foreach_pow _foreach_pow_ _foreach_reciprocal_
 _foreach_maximum_ _foreach_sqrt_ _foreach_sign _foreach_abs _foreach_copy_ _foreach_zero_ _fused_adamw_ _fused_adam_
-_fused_sgd_ _scaled_dot_product_flash_attention _scaled_dot_product_efficient_attention _assert_async
+_fused_sgd_ _scaled_dot_product_flash_attention _assert_async
 dequantize_4bit dequantize_scales
 """
 FREE_OF_WORKSPACE = frozenset(_FREE.split())

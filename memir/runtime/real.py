@@ -12,11 +12,13 @@ import subprocess
 import sys
 import tempfile
 from collections.abc import Callable
+from contextlib import nullcontext
 from dataclasses import dataclass, field
 from pathlib import Path
 
 import torch
 from torch import nn
+from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from memir.errors import InconclusiveError, MemirError, UsageError
 from memir.frontend.device import on_real_device
@@ -31,6 +33,12 @@ from memir.recipe import Recipe
 from memir.runtime.measure import BuildStep, Measured, measure_cpu, measure_cuda
 
 IGNORED = -100  # the target that cross entropy leaves out; padding has it
+_BACKENDS = {
+    "flash": SDPBackend.FLASH_ATTENTION,
+    "efficient": SDPBackend.EFFICIENT_ATTENTION,
+    "cudnn": SDPBackend.CUDNN_ATTENTION,
+    "math": SDPBackend.MATH,
+}  # a recipe's attention -> what only may run
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,7 +82,13 @@ def builder(real: RealStep, adjust: Callable[[nn.Module], None] = lambda _: None
         optimizer = make_optimizer(module, real.recipe)
         batch = real_batch(loaded, real)
         step = Step(module, loaded.call, real.recipe, optimizer)
-        return lambda: step(batch)
+        backend = _BACKENDS.get(real.recipe.attention)
+
+        def run() -> None:
+            with nullcontext() if backend is None else sdpa_kernel(backend):
+                step(batch)
+
+        return run
 
     return build
 

@@ -61,6 +61,12 @@ def has_cuda() -> bool:
     return torch.cuda.is_available()
 
 
+def gpu_here() -> str:
+    """The compute capability of the CUDA device that a step runs on, "9.0"."""
+    major, minor = torch.cuda.get_device_capability()
+    return f"{major}.{minor}"
+
+
 def verify(real: RealStep, progress: Callable[[str], None] = lambda _: None) -> Verification:
     """Predicts the step and runs it on `real.recipe.target`, in a process of its own.
 

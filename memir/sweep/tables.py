@@ -23,7 +23,7 @@ Value = str | int | float | bool | None
 
 def options_of(recipe: Recipe) -> dict[str, Value]:
     """The recipe's options by name; adapters as they are typed, or None."""
-    items = ((field.name, getattr(recipe, field.name)) for field in fields(recipe))
+    items = ((field.name, getattr(recipe, field.name)) for field in fields(recipe) if getattr(recipe, field.name) != "")
     return {name: value if isinstance(value, Value) else str(value) for name, value in items}
 
 

@@ -65,6 +65,22 @@ class Case:
 
 
 CASES = [
+    Case(
+        "unknown gpu",
+        "analyze model.py --gpu h1000",
+        "error: --gpu: 'h1000' is no amount of memory and no known GPU",
+        ("nearest: h100",),
+    ),
+    Case(
+        "gpu of several sizes", "analyze model.py --gpu a100", "error: --gpu: 'a100' is", ("a100-sxm4-40gb", "a100-sxm4-80gb")
+    ),
+    Case("impossible memory", "analyze model.py --gpu 4TiB", "error: --gpu: '4TiB' is more than the memory of any GPU"),
+    Case("gpu and cpu", "analyze model.py --gpu t4 --target cpu", "error: --gpu t4: the target is cpu", ("leave out  --gpu",)),
+    Case(
+        "kernel of another target",
+        "analyze model.py --attention flash --target cpu",
+        "error: attention: flash is a kernel of cuda",
+    ),
     Case("no such file", "analyze modle.py", "error: modle.py: no such file", ("model.py",), {"model.py": HEAD + model()}),
     Case("no such folder", "analyze none/model.py", "error: none/model.py: no such file", ("there is no folder none",)),
     Case(
