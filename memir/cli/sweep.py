@@ -26,6 +26,7 @@ def _single(request: Request) -> Request:
 
 
 AXES = ("batch", "seq")
+SPECS = ("lora", "quantize")  # a comma separates parts of one value
 SINGLE = ("model", "sets", "inputs", "trust_remote_code", "cache", "fold", "recipe_keep_outputs")  # options without lists
 
 
@@ -35,7 +36,7 @@ def _listed(param: click.Parameter) -> click.Parameter:
         return param
     declared = [*param.opts, param.name or ""]
     choices = "|".join(map(str, param.type.choices)) if isinstance(param.type, click.Choice) else param.metavar or "VALUE"
-    if param.name == "lora":
+    if param.name in SPECS:
         text = f"{param.help} Repeat it for several; none is the model as it is."
         return click.Option(declared, multiple=True, metavar="SPEC", help=text)
     return click.Option(
@@ -143,7 +144,7 @@ def _requests(words: dict[str, Any]) -> list[Request]:
         value, flag = words[param.name or ""], param.opts[-1]
         if value is None:
             continue
-        if param.name == "lora":
+        if param.name in SPECS:
             axes.append([[] if spec.strip() == "none" else [flag, spec] for spec in value or ("none",)])
         elif param.name == "sets":
             fixed += [word for text in value for word in (flag, text)]
