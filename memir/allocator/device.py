@@ -6,18 +6,21 @@ which the viewer of snapshots needs.
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+
 PAGE = 2 * 2**20  # what cudaMalloc and cuMemCreate give is a multiple of it
 FIRST_ADDRESS = 0x7F00_0000_0000
 UNLIMITED = 2**40  # the device's memory that address space is reserved for where no capacity is given: 1 TiB
 
 
 class Device:
-    """Memory of `capacity` bytes, None for no limit."""
+    """Memory of `capacity` bytes, None for no limit. `addresses` are the ones to give, as long as there are some."""
 
-    def __init__(self, capacity: int | None) -> None:
+    def __init__(self, capacity: int | None, addresses: Iterable[int] = ()) -> None:
         self.capacity = capacity
         self.used = 0
         self._address = FIRST_ADDRESS
+        self._given = iter(addresses)
 
     @property
     def free(self) -> int:
@@ -38,6 +41,9 @@ class Device:
 
     def reserve(self, size: int) -> int:
         """Address space without memory (cuMemAddressReserve)."""
+        given = next(self._given, None)
+        if given is not None:
+            return given
         address = self._address
         self._address += -(-size // PAGE) * PAGE
         return address
@@ -45,6 +51,11 @@ class Device:
     def malloc(self, size: int) -> int | None:
         """The address of new memory (cudaMalloc); None if there is not enough."""
         return self.reserve(size) if self.take(size) else None
+
+    def adopt(self, address: int, size: int) -> None:
+        """Memory that is in use already; new one gets higher addresses."""
+        self.take(size)
+        self._address = max(self._address, address + -(-size // PAGE) * PAGE)
 
 
 class ExpandableSegment:

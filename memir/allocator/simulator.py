@@ -12,15 +12,15 @@ used on another stream (`record_stream`) stays pending until `synchronize`, or u
 
 from __future__ import annotations
 
-from typing import Literal
+from collections.abc import Iterable
 
-from memir.allocator import expandable, release
+from memir.allocator import expandable, layout, release
 from memir.allocator.blocks import Block, Pool, merge
 from memir.allocator.device import Device
 from memir.allocator.oom import OutOfMemory, OutOfMemoryError
 from memir.allocator.settings import Settings
 from memir.allocator.sizes import MIN_BLOCK, SMALL, round_size, segment_size
-from memir.allocator.state import BlockInfo, Event, Segment, State
+from memir.allocator.state import Event, Segment, State
 from memir.errors import InconclusiveError, UsageError
 
 
@@ -29,6 +29,7 @@ class Allocator:
 
     `capacity` is the memory in bytes that the process can get for it (what the driver reports, less context and others); None
     for no limit. `total` is what the driver reports, for the text of an error. With `record` false there is no list of events.
+    `addresses` are those of segments, in order, where they are known; otherwise they are made up.
     UsageError for a memory fraction without a capacity; InconclusiveError for another backend than PyTorch's own.
     """
 
@@ -39,6 +40,7 @@ class Allocator:
         *,
         total: int | None = None,
         record: bool = True,
+        addresses: Iterable[int] = (),
     ) -> None:
         settings = settings or Settings()
         if settings.backend != "native":
@@ -54,7 +56,7 @@ class Allocator:
             raise UsageError("per_process_memory_fraction is a part of the GPU's memory, and no GPU is given")
         # setMemoryFraction: a fraction of 1 is no limit
         allowed = None if fraction >= 1 or self._total is None else int(fraction * self._total)
-        self._state = State(settings, Device(capacity), allowed, record)
+        self._state = State(settings, Device(capacity, addresses), allowed, record)
         self._sizes: dict[int, int] = {}  # request -> its rounded size
         self._collects = allowed is not None and settings.garbage_collection_threshold > 0
 
@@ -101,6 +103,11 @@ class Allocator:
     def reset_peaks(self) -> None:
         """Begin the peaks anew from now (torch.cuda.reset_peak_memory_stats)."""
         self._state.peak_allocated, self._state.peak_reserved = self._state.allocated, self._state.reserved
+
+    def adopt(self, segments: Iterable[Segment]) -> None:
+        """Begin with these segments and blocks, as `snapshot` gives them. Expandable segments are a ValueError, for a snapshot
+        does not tell their address space."""
+        layout.adopt(self._state, segments)
 
     def malloc(self, nbytes: int, stream: str = "") -> int:
         """The address of a block for `nbytes`; 0, and nothing happens, for 0 (NativeCachingAllocator::allocate).
@@ -269,24 +276,4 @@ class Allocator:
 
     def snapshot(self) -> tuple[Segment, ...]:
         """All segments by address and their blocks; of an expandable segment, each mapped stretch is one (snapshot)."""
-        state = self._state
-        found = []
-        for block in [*state.small, *state.large, *state.active.values()]:
-            if block.previous is not None and block.previous.mapped:
-                continue
-            blocks = []
-            at: Block | None = block
-            while at is not None and at.mapped:
-                blocks.append(BlockInfo(at.address, at.size, at.requested, _state_of(at)))
-                at = at.next
-            size = sum(b.size for b in blocks)
-            found.append(
-                Segment(block.address, size, block.stream, block.is_small, block.segment is not None, tuple(blocks)),
-            )
-        return tuple(sorted(found, key=lambda segment: segment.address))
-
-
-def _state_of(block: Block) -> Literal["active_allocated", "active_pending_free", "inactive"]:
-    if block.allocated:
-        return "active_allocated"
-    return "active_pending_free" if block.pending else "inactive"
+        return layout.segments(self._state)

@@ -22,7 +22,7 @@ class Block:
     address: int
     size: int
     requested: int
-    active: bool
+    active: bool  # allocated, or freed and still in use by another stream
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,6 +32,8 @@ class Segment:
     address: int
     size: int
     blocks: tuple[Block, ...]
+    stream: int
+    is_small: bool  # of the pool for requests up to 1 MiB
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,8 +41,9 @@ class Event:
     """One thing that the allocator did. `size` is what was requested for alloc and free, the segment's for the others."""
 
     action: Action
-    address: int  # 0 for oom
+    address: int  # for oom the device's free memory instead
     size: int
+    stream: int
     time: int | None  # microseconds; None in snapshots before torch 2.3
     frames: Sequence[object]  # as recorded, innermost first; `frame_texts` makes them text
 
@@ -158,7 +161,8 @@ class _Reader:
             at += nbytes
         if at != address + size:
             self.fail(f"the blocks of {place} have {at - address:,} bytes, and it has {size:,}")
-        return Segment(address, size, tuple(blocks))
+        small = isinstance(data, dict) and data.get("segment_type") == "small"
+        return Segment(address, size, tuple(blocks), self.number(data, "stream", place, 0), small)
 
     def event(self, data: object, place: str) -> Event | None:
         """None for what is no matter of memory: snapshot, user_defined, and what later versions have."""
@@ -166,11 +170,12 @@ class _Reader:
         if action not in ACTIONS:
             return None
         assert isinstance(data, dict)
-        address = 0 if action == "oom" else self.number(data, "addr", place)
+        address = self.number(data, "device_free" if action == "oom" else "addr", place)
         time = self.number(data, "time_us", place) if "time_us" in data else None
         frames = self.is_a(data.get("frames", []), list, f"{place}.frames")
+        size, stream = self.number(data, "size", place), self.number(data, "stream", place, 0)
         # mypy: checked against the very list that the type is made of
-        return Event(action, address, self.number(data, "size", place), time, frames)  # type: ignore[arg-type]
+        return Event(action, address, size, stream, time, frames)  # type: ignore[arg-type]
 
     def annotations(self, data: object, device: int) -> tuple[Annotation, ...]:
         """Pairs of START and END; those of one name end in the reverse order."""

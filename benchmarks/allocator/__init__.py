@@ -1,0 +1,1 @@
+"""The simulated allocator held against recordings of the real one, event by event."""
