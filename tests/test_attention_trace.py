@@ -133,16 +133,14 @@ def backward(name: str, dtype: str, shape: tuple[int, ...], *, kv_heads: int = 0
         ("f16", (2, 16, 1000, 64), {}, 2 * 16 * 1000 * 4 + 2 * 16 * 16 * (64 * 64 * 4 + 16)),
         # heads of 80 take the kernel for 128: tiles of 128 x 128, so dQ is padded to 128 columns
         ("bf16", (1, 8, 512, 80), {}, 8 * 512 * 4 + 8 * 4 * (128 * 128 * 4 + 16)),
-        # heads of 256: 128 x 64, and dK, dV of the keys in work: 200 / (1 * 8) = 25 splits, of which 512 keys are 8
-        ("bf16", (1, 8, 512, 256), {}, 8 * 512 * 4 + 8 * 4 * 4 * (128 * 64 * 4 + 16) + 8 * 8 * 64 * 512 * 4),
-        # 32 sequences of 16 heads leave one split
+        # heads of 256: 128 x 64, and dK, dV of the keys in work; 32 sequences of 16 heads leave one split (200 / 512 is 0)
         ("bf16", (32, 16, 512, 256), {}, 512 * (512 * 4 + 4 * 4 * (128 * 64 * 4 + 16) + 64 * 512 * 4)),
         # DeepSeek's heads of 192 with values of 128: 192 is padded to 256 where it is staged
-        ("bf16", (1, 8, 512, 192), {"values": 128}, 8 * 512 * 4 + 8 * 4 * 3 * (128 * 64 * 4 + 16) + 8 * 8 * 64 * 384 * 4),
+        ("bf16", (32, 8, 512, 192), {"values": 128}, 256 * (512 * 4 + 4 * 3 * (128 * 64 * 4 + 16) + 64 * 384 * 4)),
         # fp32 accumulates dK and dV in place; gradient * output, its sum and the sum transposed are more than the workspace
         ("f32", (1, 8, 512, 256), {}, 8 * 512 * (256 + 2) * 4),
-        # with 3 rows the workspace of one tile is more
-        ("f32", (1, 8, 3, 64), {}, 8 * 3 * 4 + 8 * (64 * 64 * 4 + 16)),
+        # dQ of heads of 80 is padded to 128 columns, which is more than gradient * output
+        ("f32", (1, 8, 512, 80), {}, 8 * 512 * 4 + 8 * 4 * 2 * (128 * 64 * 4 + 16)),
         # a gradient that lies as [B, H, S, D] is copied
         ("f16", (2, 16, 1024, 64), {"dense": "bhsd"}, 32 * 1024 * 4 + 32 * 16 * (64 * 64 * 4 + 16) + 32 * 1024 * 64 * 2),
     ],

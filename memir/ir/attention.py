@@ -10,7 +10,7 @@ from collections.abc import Sequence
 
 from memir.ir.core import Value
 from memir.ir.dtypes import ITEMSIZE
-from memir.ir.size import ONE, ZERO, Size, ceil_div, floor_div, max_of, min_of
+from memir.ir.size import ONE, ZERO, Size, ceil_div
 
 _HALF = ("bf16", "f16")
 _FLOAT = 4  # bytes of an fp32
@@ -49,10 +49,10 @@ def efficient_backward(operands: Sequence[Value], results: Sequence[Value]) -> S
     """attention_backward.cu, `_efficient_attention_backward`: delta, workspace, a copy of a gradient that is not [B, S, H, D].
 
     mem_eff_attention/kernel_backward.h, `workspace_size`: dQ in fp32 in tiles of I x J, each with 16 bytes more
-    (`GradQTempStorage`), and `_staged`. Without tensor operators for fp32, delta is made of gradient * output, its sum, and the
-    sum transposed, before the workspace.
+    (`GradQTempStorage`), and `_staged`. For fp32 delta is made of gradient * output, its sum, and the sum transposed, before
+    the workspace: whichever of the two is more in a whole tile, since a maximum of both would leave a formula of many pieces.
     """
-    grad, query, key, value = operands[:4]
+    grad, query, _, value = operands[:4]
     batch, heads, length, head = query.shape
     half = query.dtype in _HALF
     rows, columns = _tile(half, max(_width(head), _width(value.shape[3])))
@@ -60,9 +60,11 @@ def efficient_backward(operands: Sequence[Value], results: Sequence[Value]) -> S
     tiles = ceil_div(length, rows) * ceil_div(head, columns)
     workspace = batch * heads * tiles * (rows * columns * _FLOAT + 16)
     if half:
-        total = delta + workspace + _staged(query, key, value, rows, columns)
+        total = delta + workspace + _staged(query, value, rows, columns)
+    elif _width(value.shape[3]) >= -(-_width(head) // columns) * columns:
+        total = delta * value.shape[3] + 2 * delta
     else:
-        total = max_of(delta * value.shape[3] + 2 * delta, delta + workspace)
+        total = delta + workspace
     return total + _copy_of(grad)
 
 
@@ -73,18 +75,18 @@ def _tile(half: bool, width: int) -> tuple[int, int]:
     return (128, 128) if half and width <= 128 else (128, 64)
 
 
-def _staged(query: Value, key: Value, value: Value, rows: int, columns: int) -> Size:
+def _staged(query: Value, value: Value, rows: int, columns: int) -> Size:
     """dK and dV of the keys in work in fp32, where the block is narrower than a head (kernel_backward.h, `kNeedsAccumGradK`).
 
-    Keys are split so that B * H * splits stays within 200 (attention_backward.cu, `num_splits_key`).
+    One block of keys for each sequence and head. PyTorch splits the keys where B * H is at most 100 (`num_splits_key`: so often
+    that B * H * splits stays within 200), which takes up to 13 MiB for each 128 of a head more; it is not counted, since the
+    size that follows is no polynomial and would leave a formula of many pieces.
     """
     head, head_v = query.shape[3], value.shape[3]
     if max(_width(head), _width(head_v)) <= rows:
         return ZERO
-    both = query.shape[0] * query.shape[1]
-    splits = max_of(1, min_of(ceil_div(key.shape[2], columns), floor_div(Size.of(200), both)))
     width = ceil_div(head, rows) * rows + ceil_div(head_v, rows) * rows
-    return both * splits * width * columns * _FLOAT
+    return query.shape[0] * query.shape[1] * width * columns * _FLOAT
 
 
 def _copy_of(value: Value) -> Size:
