@@ -15,7 +15,8 @@ from dataclasses import dataclass
 from memir.recorded.recording import Annotation, Event, Recording
 
 OPTIMIZER = "Optimizer.step#"
-NUM_TELLING = 5  # sizes that a step is looked for by
+NUM_TELLING = 12  # sizes that a step is looked for by
+ENOUGH = 0.75  # of the requests that are alike in the most alike stretch: a later one with as many is taken instead
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,7 +65,8 @@ def by_sizes(recording: Recording, predicted: Sequence[int]) -> Step | None:
     """The last step that makes about these requests; None if no telling size of them is among the recorded ones.
 
     Telling are the sizes that the step asks for least often, of these the largest. Around the last of them the step begins
-    where the most requests follow that are as predicted, and ends likewise.
+    where the most requests follow that are as predicted, and ends likewise. Of the stretches found, those that have few of the
+    sizes that are predicted are left out.
     """
     places = [number for number, event in enumerate(recording.events) if event.action == "alloc"]
     sizes = [recording.events[place].size for place in places]
@@ -73,7 +75,8 @@ def by_sizes(recording: Recording, predicted: Sequence[int]) -> Step | None:
     found = [stretch for size in telling if (stretch := _around(size, counts[size], sizes, predicted)) is not None]
     if not found:
         return None
-    start, end = max(found, key=lambda stretch: (stretch[1], stretch[0]))
+    alike = {stretch: (Counter(sizes[stretch[0] : stretch[1]]) & counts).total() for stretch in found}
+    start, end = max(stretch for stretch in found if alike[stretch] >= ENOUGH * max(alike.values()))
     return Step(places[start], places[end] if end < len(places) else len(recording.events), (), "sizes")
 
 
