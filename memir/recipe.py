@@ -113,6 +113,7 @@ class Recipe:
     dropout: bool = True  # False sets every dropout probability to 0
     mode: str = "train"  # "train", or "forward": one forward pass without gradients
     keep_outputs: bool = False  # the caller's variable holds the outputs during backward and through the next forward
+    function: bool = False  # the step is a function of its own: outputs that are kept die at its end, not in the next forward
     zero_grad: str = "last"  # zero_grad(set_to_none=True) "first" (before forward) or "last" (after the optimizer step)
     batch_kind: str = "full"  # "full": no padding mask is passed; "padded": an attention_mask with padding is passed
     gpu: str = ""  # compute capability whose kernels are taken, "9.0"; empty: 8.0

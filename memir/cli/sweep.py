@@ -27,7 +27,8 @@ def _single(request: Request) -> Request:
 
 AXES = ("batch", "seq")
 SPECS = ("lora", "quantize")  # a comma separates parts of one value
-SINGLE = ("model", "sets", "inputs", "trust_remote_code", "cache", "fold", "recipe_keep_outputs")  # options without lists
+# options without lists
+SINGLE = ("model", "sets", "inputs", "trust_remote_code", "cache", "fold", "recipe_keep_outputs", "recipe_function")
 
 
 def _listed(param: click.Parameter) -> click.Parameter:

@@ -85,7 +85,7 @@ class Step:
                 outputs = self.forward(batch)
                 loss = self.loss(outputs, batch)
             self.on_event("drop_outputs")
-            if self.recipe.keep_outputs:
+            if self.recipe.keep_outputs and not self.recipe.function:
                 self.outputs = outputs
             del outputs, loss
             return
@@ -115,6 +115,9 @@ class Step:
             self.optimizer.step()
         if self.recipe.zero_grad == "last":
             self.zero_grad()
+        if self.recipe.function and self.outputs is not None:
+            self.on_event("drop_outputs")
+            self.outputs = None
 
 
 def _pick(outputs: Any, where: str) -> torch.Tensor:

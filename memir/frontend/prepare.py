@@ -111,6 +111,8 @@ def without_effect(loaded: LoadedModel, recipe: Recipe) -> list[str]:
         said.append("attention eager has no effect: the model's own code computes its attention")
     if recipe.mode == "forward" and (recipe.accumulate > 1 or recipe.clip or recipe.checkpoint != "none"):
         said.append("accumulate, clip and checkpoint have no effect on a forward pass alone")
+    if recipe.function and not recipe.keep_outputs:
+        said.append("function has no effect: the outputs are dropped before backward")
     if recipe.optimizer == "none" and recipe.optimizer_impl != "default":
         said.append(f"optimizer-impl {recipe.optimizer_impl} has no effect: there is no optimizer")
     return said

@@ -51,10 +51,11 @@ class _Step:
         for phase in program.phases:
             ops = [op for op in phase.ops if isinstance(op, Op)]
             layers = self.layers[position : position + len(ops)]
-            for op, layer in zip(ops, layers, strict=True):
+            counted = [(op, layer) for op, layer in zip(ops, layers, strict=True) if not _only_drops(op)]
+            for op, layer in counted:
                 if (layer is not None and layout.layer(op.path) is not None) or op.opcode.startswith(OVER_LISTS):
                     self.grows |= {r.storage for r in op.results if not self.storages[r.storage].live_in}
-            self.phases.append(self._runs(ops, layers))
+            self.phases.append(self._runs([op for op, _ in counted], [layer for _, layer in counted]))
             position += len(ops)
 
     def _runs(self, ops: list[Op], layers: list[int | None]) -> list[_Run]:
@@ -135,7 +136,7 @@ class _Symbolizer:
         )
 
     def _op(self, op: Op) -> Op:
-        return replace(op, results=tuple(self.values[r.name] for r in op.results), scratch=self.scratch[id(op)])
+        return replace(op, results=tuple(self.values[r.name] for r in op.results), scratch=self.scratch.get(id(op), op.scratch))
 
     def _here(self, size: Size) -> int | None:
         """A symbolic size at the asked point; None where it is not whole there."""
@@ -257,6 +258,11 @@ class _Symbolizer:
             total = sum(self.concrete.storages[n].nbytes.constant for n in left)
             if total != sum(self._here(step.storages[n].nbytes) or 0 for n in right):
                 raise FoldError("what dies at an operator changes with the number of layers", where=f"{op.opcode} {op.source}")
+
+
+def _only_drops(op: Op) -> bool:
+    """Whether only Python lets something go there; a program without drops does not have it."""
+    return op.opcode == "memir.free" and not op.frees
 
 
 def _is_number(value: Value) -> bool:
