@@ -14,6 +14,7 @@ CHOICES = {
     "dtype": DTYPES,
     "attention": ("sdpa", *KERNELS, "eager"),
     "optimizer_impl": ("default", "foreach", "fused", "for-loop"),
+    "amp": ("none", "bf16", "f16"),
     "checkpoint": ("none", "full"),
     "mode": ("train", "forward"),
     "zero_grad": ("first", "last"),
@@ -102,6 +103,7 @@ class Recipe:
 
     target: str = "cuda"  # whose kernels are followed: "cuda" or "cpu"
     dtype: str = "bf16"  # of parameters and activations
+    amp: str = "none"  # torch.autocast around forward and loss, in this type
     attention: str = "sdpa"  # PyTorch chooses the kernel; one of KERNELS: only that one; "eager": Hugging Face's own operators
     optimizer: str = "adamw"  # any torch.optim class by name, or "none"
     optimizer_impl: str = "default"  # "foreach", "fused", "for-loop"; "default" is what PyTorch picks on the target

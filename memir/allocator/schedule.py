@@ -13,13 +13,14 @@ rules of docs/memory-model.md.
 from __future__ import annotations
 
 from collections import defaultdict, deque
-from collections.abc import Collection, Mapping
-from dataclasses import dataclass
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass, replace
 
 from memir.analysis.liveness import walk
 from memir.errors import UsageError
 from memir.ir.core import Kind, Op, Phase, Program, Storage
 from memir.ir.names import split
+from memir.ir.size import Size
 from memir.ir.unroll import unroll
 
 MODEL = (Kind.PARAMETER, Kind.BUFFER)
@@ -47,6 +48,27 @@ class Schedule:
     before: tuple[str, ...]  # alive before the first step, in order
     moves: tuple[Move, ...]
     heirs: Mapping[str, str]  # made in a step and alive after it -> the name under which the next step knows it
+
+
+PRODUCTS = ("aten.mm", "aten.addmm", "aten.bmm", "aten.baddbmm", "aten.addmv", "aten.mv", "aten.dot")
+THREADS = {"forward": "main", "backward": "autograd's"}  # phase -> the thread that runs its operators
+
+
+def with_workspaces(plan: Schedule, workspaces: Sequence[int]) -> Schedule:
+    """The schedule in which each thread's first matrix product takes cuBLAS's workspace, which it keeps; bytes for each thread.
+
+    aten/src/ATen/cuda/CublasHandlePool.cpp, `getCurrentCUDABlasHandle`: made when a thread first needs its handle.
+    """
+    storages, sizes, moves = dict(plan.storages), dict(plan.sizes), list(plan.moves)
+    for (phase, thread), nbytes in zip(THREADS.items(), workspaces, strict=False):
+        for number, move in enumerate(moves):
+            if move.phase.endswith(phase) and move.op.opcode in PRODUCTS:
+                name = f"cuBLAS workspace of the {thread} thread"
+                storages[name] = Storage(name, Size.of(nbytes), Kind.WORKSPACE, live_in=True, live_out=True)
+                sizes[name] = nbytes
+                moves[number] = replace(move, first=(*move.first, name))
+                break
+    return replace(plan, storages=storages, sizes=sizes, moves=tuple(moves))
 
 
 def schedule(program: Program, env: Mapping[str, int]) -> Schedule:

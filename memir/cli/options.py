@@ -71,6 +71,7 @@ _OPTIONS: tuple[Decorator, ...] = (
     click.option("--trust-remote-code", is_flag=True, help="Let code from a Hugging Face repository run."),
     _choice("target", "Whose kernels and allocator are followed."),
     _choice("dtype", "Type of parameters and activations."),
+    _choice("amp", "torch.autocast around forward and loss; with --dtype f32, usually."),
     _choice("attention", "sdpa: the kernel that PyTorch takes; or one kernel of it; eager: Hugging Face models without it."),
     click.option(
         "--optimizer",

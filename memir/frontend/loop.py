@@ -7,6 +7,7 @@ optimizer step with them and announces its phases.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
 import torch
@@ -55,7 +56,14 @@ class Step:
         """The model's outputs for the batch, called as the recipe says."""
         call = self.call
         kwargs = {name: batch[name] for name in (call.ids, call.targets, call.mask) if name is not None}
-        return self.module(**kwargs, **dict(call.constants))
+        with self._autocast(batch):
+            return self.module(**kwargs, **dict(call.constants))
+
+    def _autocast(self, batch: Batch) -> AbstractContextManager[Any]:
+        if self.recipe.amp == "none":
+            return nullcontext()
+        device = next(iter(batch.values())).device.type
+        return torch.autocast(device, torch.bfloat16 if self.recipe.amp == "bf16" else torch.float16)
 
     def loss(self, outputs: Any, batch: Batch) -> torch.Tensor:
         """The loss in the outputs, or the shifted cross entropy of the logits."""
@@ -68,7 +76,8 @@ class Step:
         if where == "logits":
             logits = _pick(outputs, rest)
             targets = batch[self.call.targets or "targets"]
-            return F.cross_entropy(logits[:, :-1].flatten(0, 1), targets[:, 1:].flatten())
+            with self._autocast(batch):
+                return F.cross_entropy(logits[:, :-1].flatten(0, 1), targets[:, 1:].flatten())
         return _pick(outputs, self.call.loss)
 
     def zero_grad(self) -> None:

@@ -81,11 +81,12 @@ class Linear4bit(nn.Linear):
         return matrix
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        """x [..., in_features] in any dtype; computed in the dtype of the weights, returned in that of x."""
+        """x [..., in_features] in any dtype; computed in the dtype of the weights, returned in that of x.
+
+        The bias has that dtype too: bitsandbytes' layer gives it the compute dtype in its first forward, for good.
+        """
         given = x.dtype
         x = x.to(self.compute_dtype)
-        if self.bias is not None and self.bias.dtype != x.dtype:
-            self.bias.data = self.bias.data.to(x.dtype)
         product: torch.Tensor = _Product.apply(x, self.bias, self)  # type: ignore[no-untyped-call]
         return product.to(given)
 
@@ -128,9 +129,11 @@ def quantize_linear_layers(loaded: LoadedModel, quantize: Quantize) -> None:
         real = not layer.weight.is_meta
         setattr(module.get_submodule(parent), leaf, _real(layer, quantize) if real else Linear4bit(layer, quantize))
     setattr(module, "is_loaded_in_4bit", True)  # noqa: B010 (by this PEFT knows which adapters it has to inject)
+    narrow = {id(layer.bias) for layer in module.modules() if isinstance(layer, Linear4bit) and layer.bias is not None}
     for parameter in module.parameters():
         parameter.requires_grad_(False)
-        if not quantize.keep and parameter.dtype in (torch.float16, torch.bfloat16) and not hasattr(parameter, "quant_state"):
+        floats = parameter.dtype in (torch.float16, torch.bfloat16) and not hasattr(parameter, "quant_state")
+        if not quantize.keep and floats and id(parameter) not in narrow:
             parameter.data = parameter.data.float()
 
 

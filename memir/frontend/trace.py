@@ -18,6 +18,7 @@ from torch._dispatch.python import enable_python_dispatcher
 
 from memir.errors import InconclusiveError
 from memir.frontend.accumulate import accumulate_in_place
+from memir.frontend.amp import cuda_autocast
 from memir.frontend.answers import Answers, Handler
 from memir.frontend.attempts import trace_symbolically
 from memir.frontend.composites import cpp_composites
@@ -110,6 +111,7 @@ def trace_once(
         stack.enter_context(fake.mode)
         stack.enter_context(enable_python_dispatcher())
         stack.enter_context(cpp_composites(recipe.target))
+        stack.enter_context(cuda_autocast(recipe.amp if recipe.target == "cuda" else "none"))
         stack.enter_context(tracing.modules.active())
         stack.enter_context(target_functions(recipe.target))
         stack.enter_context(_no_collection())

@@ -1,0 +1,1 @@
+"""Published measurements of real GPUs beside memir's predictions: which configuration, predicted, measured, error, and why."""

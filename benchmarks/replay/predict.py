@@ -1,0 +1,80 @@
+"""What memir predicts for a published run: the step traced, then played through the allocator."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from unittest import mock
+
+from memir.allocator.replay import simulate
+from memir.api import TracedProgram, program_of
+from memir.cuda.context import cublas_workspace
+from memir.ir.core import Kind
+from memir.recipe import Recipe
+
+THREADS = 2  # the main thread and autograd's
+
+
+@dataclass(frozen=True, slots=True)
+class Predicted:
+    """Bytes. `phases` are the allocated peaks of forward, backward, optimizer in the steady state; `steady` between steps."""
+
+    parameters: int
+    resident: int  # before the first step: parameters, buffers, the batch, each rounded
+    states: int
+    workspaces: int  # cuBLAS's
+    phases: dict[str, int]
+    peak: int
+    reserved: int
+    place: str
+
+    @property
+    def steady(self) -> int:
+        """Between steps: what is resident, the optimizer's state, cuBLAS's workspaces."""
+        return self.resident + self.states + self.workspaces
+
+
+@contextmanager
+def expanded_groups() -> Iterator[None]:
+    """Grouped keys and values are expanded before scaled_dot_product_attention, as the T4 runs did it (and transformers did)."""
+    from transformers.integrations import sdpa_attention
+
+    with mock.patch.object(sdpa_attention, "use_gqa_in_sdpa", lambda *_, **__: False):
+        yield
+
+
+def predict(traced: TracedProgram, gpu: str) -> Predicted:
+    """The figures of a traced step on a GPU of that compute capability."""
+    program, env = traced.program, traced.env
+    workspace = cublas_workspace(gpu)
+    result = simulate(program, env, workspaces=(workspace,) * THREADS)
+    sizes = {s.name: -(-s.nbytes.evaluate(env) // 512) * 512 for s in program.storages if s.live_in and s.device == "gpu"}
+    members = _members(traced)
+    by_kind = {
+        kind: sum(sizes[s.name] * members[s.name] for s in program.storages if s.name in sizes and s.kind == kind) for kind in Kind
+    }
+    phases = {phase.phase: phase.allocated for phase in result.phases}
+    at = max(phases, key=phases.__getitem__)
+    return Predicted(
+        traced.subject.num_parameters,
+        by_kind[Kind.PARAMETER] + by_kind[Kind.BUFFER] + by_kind[Kind.INPUT],
+        by_kind[Kind.OPTIMIZER_STATE],
+        THREADS * workspace,
+        phases,
+        phases[at],
+        result.reserved_peak,
+        at,
+    )
+
+
+def _members(traced: TracedProgram) -> dict[str, int]:
+    """How many storages each declaration stands for."""
+    from memir.ir.declarations import member_count
+
+    return {s.name: member_count(s.name).evaluate(traced.env) for s in traced.program.storages}
+
+
+def step(preset: str, recipe: Recipe, batch: int, seq: int, sets: dict[str, str]) -> TracedProgram:
+    """The step traced, or read from memir's cache."""
+    return program_of(preset, recipe, batch=batch, seq=seq, sets=sets, cache=False)
