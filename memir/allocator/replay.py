@@ -5,11 +5,11 @@ simulate(program, {"B": 4, "S": 1024, "L": 12}, parse_settings("expandable_segme
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from memir.allocator.player import Failure, Hole, PhasePeak, Place, Player
-from memir.allocator.schedule import schedule
+from memir.allocator.schedule import Kept, schedule
 from memir.allocator.settings import Settings
 from memir.allocator.simulator import Allocator
 from memir.errors import UsageError
@@ -52,16 +52,18 @@ def simulate(
     steps: int = STEPS,
     *,
     total: int | None = None,
+    kept: Sequence[Kept] = (),
 ) -> Simulation:
     """Play `steps` steps of the program at `env`, which has a number for each of its dims.
 
-    `capacity` is the memory in bytes that there is for the allocator, `total` what the driver reports, for the message. Layers
-    are unrolled. UsageError: a dim without a value, a point outside of the domain, no step; InconclusiveError: a backend that
-    is not simulated; VerifyError: a program that allocates or frees twice.
+    `capacity` is the memory in bytes that there is for the allocator, `total` what the driver reports, for the message; `kept`
+    what libraries take from the allocator once and keep. Layers are unrolled. UsageError: a dim without a value, a point
+    outside of the domain, no step; InconclusiveError: a backend that is not simulated; VerifyError: a program that allocates or
+    frees twice.
     """
     if steps < 1:
         raise UsageError(f"{steps} steps cannot be played")
-    plan = schedule(program, env)
+    plan = schedule(program, env, kept)
 
     def player() -> Player:
         return Player(plan, Allocator(settings, capacity, total=total, record=False))
