@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from memir.allocator.player import Failure, Hole, Neighbour, PhasePeak, Place
 from memir.allocator.replay import simulate
-from memir.allocator.schedule import schedule
+from memir.allocator.schedule import Kept, schedule
 from memir.allocator.settings import Settings, parse_settings
 from memir.analysis.inventory import round_size as round_512
 from memir.analysis.inventory import rounded_points
@@ -184,6 +184,15 @@ def test_a_stream_has_its_own_memory() -> None:
     # on its own stream $t cannot have the block of $old
     assert simulate(parse(text.format("")), {}).reserved_peak == 44 * M
     assert simulate(parse(text.format(" stream comm")), {}).reserved_peak == 60 * M
+
+
+def test_what_libraries_keep_is_taken_at_the_first_product_of_a_phase() -> None:
+    kept = (Kept(3 * M, "forward"), Kept(5 * M, "backward"), Kept(9 * M, "prefill"))
+    moves = schedule(parse(STEP), {"B": 1}, kept).moves
+    assert [(move.op.opcode, move.kept) for move in moves if move.kept] == [("aten.mm", (3 * M,)), ("aten.mm", (5 * M,))]
+    plain, more = simulate(parse(STEP), {"B": 1}), simulate(parse(STEP), {"B": 1}, kept=kept)
+    assert (more.rounded_peak - plain.rounded_peak, more.allocated_end - plain.allocated_end) == (8 * M, 8 * M)
+    assert more.reserved_peak >= plain.reserved_peak
 
 
 @given(st.data())

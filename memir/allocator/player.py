@@ -122,22 +122,29 @@ class Player:
                 phase = move.phase
             self._at = (step, number)
             self.marks.append((len(self.allocator.events), step, number))
-            if step == 0:
-                for name in move.first:
-                    self._malloc(name)
-            for name in move.allocates:
-                self._malloc(name, move.op.stream)
-            if move.scratch:
-                self._free(self._request(move.scratch, move.op.stream), move.scratch)
-            for name in move.frees:
-                if name in self.addresses:  # in the first step there is nothing of a step before
-                    self._free(self.addresses.pop(name), plan.sizes[name])
+            self._move(move, first=step == 0)
         if last:
             self._end_phase(phase)
         left = {name: self.addresses.pop(name) for name in plan.heirs}
         self.addresses.update((heir, left[name]) for name, heir in plan.heirs.items())
         for name in [name for name in self.addresses if not plan.storages[name].live_in]:
             self._free(self.addresses.pop(name), plan.sizes[name])
+
+    def _move(self, move: Move, first: bool) -> None:
+        """One operator; `first`: in the first step."""
+        if first:
+            for name in move.first:
+                self._malloc(name)
+        for name in move.allocates:
+            self._malloc(name, move.op.stream)
+        if first:
+            for nbytes in move.kept:
+                self._request(nbytes, move.op.stream)
+        if move.scratch:
+            self._free(self._request(move.scratch, move.op.stream), move.scratch)
+        for name in move.frees:
+            if name in self.addresses:  # in the first step there is nothing of a step before
+                self._free(self.addresses.pop(name), self.plan.sizes[name])
 
     def _malloc(self, name: str, stream: str = "") -> None:
         self._storage = name

@@ -9,7 +9,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from memir.allocator.player import Failure, Hole, PhasePeak, Place, Player
-from memir.allocator.schedule import schedule, with_workspaces
+from memir.allocator.schedule import Kept, schedule
 from memir.allocator.settings import Settings
 from memir.allocator.simulator import Allocator
 from memir.errors import UsageError
@@ -52,18 +52,18 @@ def simulate(
     steps: int = STEPS,
     *,
     total: int | None = None,
-    workspaces: Sequence[int] = (),
+    kept: Sequence[Kept] = (),
 ) -> Simulation:
     """Play `steps` steps of the program at `env`, which has a number for each of its dims.
 
-    `workspaces` are cuBLAS's, in bytes for the main thread and for autograd's: they are held once they have been made.
-    `capacity` is the memory in bytes that there is for the allocator, `total` what the driver reports, for the message. Layers
-    are unrolled. UsageError: a dim without a value, a point outside of the domain, no step; InconclusiveError: a backend that
-    is not simulated; VerifyError: a program that allocates or frees twice.
+    `capacity` is the memory in bytes that there is for the allocator, `total` what the driver reports, for the message; `kept`
+    what libraries take from the allocator once and keep. Layers are unrolled. UsageError: a dim without a value, a point
+    outside of the domain, no step; InconclusiveError: a backend that is not simulated; VerifyError: a program that allocates or
+    frees twice.
     """
     if steps < 1:
         raise UsageError(f"{steps} steps cannot be played")
-    plan = with_workspaces(schedule(program, env), workspaces)
+    plan = schedule(program, env, kept)
 
     def player() -> Player:
         return Player(plan, Allocator(settings, capacity, total=total, record=False))

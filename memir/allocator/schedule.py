@@ -14,16 +14,28 @@ from __future__ import annotations
 
 from collections import defaultdict, deque
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 from memir.analysis.liveness import walk
 from memir.errors import UsageError
 from memir.ir.core import Kind, Op, Phase, Program, Storage
 from memir.ir.names import split
-from memir.ir.size import Size
 from memir.ir.unroll import unroll
 
 MODEL = (Kind.PARAMETER, Kind.BUFFER)
+PRODUCTS = frozenset({"aten.mm", "aten.addmm", "aten.bmm", "aten.baddbmm", "aten.linear", "aten.matmul", "aten._scaled_mm"})
+
+
+@dataclass(frozen=True, slots=True)
+class Kept:
+    """Bytes that a library takes from the allocator once and keeps, such as a cuBLAS workspace.
+
+    It takes them in the first step, at the first matrix product of the first phase that ends in `phase`: each thread has a
+    cuBLAS handle, the main one in forward and autograd's in backward (aten/src/ATen/cuda/CublasHandlePool.cpp).
+    """
+
+    nbytes: int
+    phase: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,6 +48,7 @@ class Move:
     allocates: tuple[str, ...]
     scratch: int
     frees: tuple[str, ...]
+    kept: tuple[int, ...] = ()  # in the first step, after its results: what libraries take and keep, bytes
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,30 +63,10 @@ class Schedule:
     heirs: Mapping[str, str]  # made in a step and alive after it -> the name under which the next step knows it
 
 
-PRODUCTS = ("aten.mm", "aten.addmm", "aten.bmm", "aten.baddbmm", "aten.addmv", "aten.mv", "aten.dot")
-THREADS = {"forward": "main", "backward": "autograd's"}  # phase -> the thread that runs its operators
-
-
-def with_workspaces(plan: Schedule, workspaces: Sequence[int]) -> Schedule:
-    """The schedule in which each thread's first matrix product takes cuBLAS's workspace, which it keeps; bytes for each thread.
-
-    aten/src/ATen/cuda/CublasHandlePool.cpp, `getCurrentCUDABlasHandle`: made when a thread first needs its handle.
-    """
-    storages, sizes, moves = dict(plan.storages), dict(plan.sizes), list(plan.moves)
-    for (phase, thread), nbytes in zip(THREADS.items(), workspaces, strict=False):
-        for number, move in enumerate(moves):
-            if move.phase.endswith(phase) and move.op.opcode in PRODUCTS:
-                name = f"cuBLAS workspace of the {thread} thread"
-                storages[name] = Storage(name, Size.of(nbytes), Kind.WORKSPACE, live_in=True, live_out=True)
-                sizes[name] = nbytes
-                moves[number] = replace(move, first=(*move.first, name))
-                break
-    return replace(plan, storages=storages, sizes=sizes, moves=tuple(moves))
-
-
-def schedule(program: Program, env: Mapping[str, int]) -> Schedule:
+def schedule(program: Program, env: Mapping[str, int], kept: Sequence[Kept] = ()) -> Schedule:
     """The requests of one step for these values of the program's dims; storages of the host are none of them.
 
+    `kept` is what libraries take besides, in the first step of a run.
     UsageError for a dim without a value or a point outside of the domain; VerifyError as `memir.analysis.liveness.walk`.
     """
     missing = [dim for dim in program.dims if dim not in env]
@@ -87,13 +80,16 @@ def schedule(program: Program, env: Mapping[str, int]) -> Schedule:
     steps = walk(flat)
     first = _first_uses(flat, storages)
     owners = {name: ranks[s.of or name] for name, s in storages.items() if (s.of or name) in ranks}
+    taken = _taken(flat, kept)
     of = {v.name: v.storage for v in flat.values}
     moves = []
     for number, step in enumerate(steps):
         allocates = _in_order(step.op, step.allocates, of, owners)
         of.update((v.name, v.storage) for v in step.op.results)
         late = tuple(sorted(first.get(number, ()), key=lambda name: owners.get(name, ())))
-        moves.append(Move(step.phase.name, step.op, late, allocates, step.op.scratch.constant, step.frees))
+        moves.append(
+            Move(step.phase.name, step.op, late, allocates, step.op.scratch.constant, step.frees, tuple(taken.get(number, ())))
+        )
     return Schedule(
         flat,
         storages,
@@ -157,6 +153,16 @@ def _first_uses(flat: Program, storages: Mapping[str, Storage]) -> dict[int, lis
             waiting -= other
         if not waiting:
             break
+    return found
+
+
+def _taken(flat: Program, kept: Sequence[Kept]) -> dict[int, list[int]]:
+    """Where each of `kept` is taken: the operator's number -> bytes. What no phase takes is taken nowhere."""
+    found: dict[int, list[int]] = defaultdict(list)
+    for one in kept:
+        within = [n for n, (phase, op) in enumerate(flat.ops()) if phase.name.endswith(one.phase) and op.opcode in PRODUCTS]
+        if within:
+            found[within[0]].append(one.nbytes)
     return found
 
 

@@ -80,7 +80,8 @@ def _overloads(aten: Any, name: str) -> list[Any]:
     packet = getattr(aten, name, None)  # not every version has all of them
     if packet is None:
         return []
-    return [getattr(packet, overload) for overload in packet.overloads() if "out" not in overload]
+    found = [getattr(packet, overload) for overload in packet.overloads() if "out" not in overload]
+    return [operator for operator in found if torch._C._dispatch_has_kernel(operator.name())]  # some are of TorchScript alone
 
 
 @contextmanager
