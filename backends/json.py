@@ -91,6 +91,7 @@ def _verdict(found: Verdict) -> dict[str, Any]:
         "reserved_bytes": found.reserved,
         "needed_bytes": list(found.needed),
         "verdict": found.answer,
+        "failure": found.failure or None,
     }
 
 

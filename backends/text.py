@@ -105,7 +105,10 @@ class _Screen:
         words = f"{found.answer} {shortened_end(found.gpu, 24)}"
         colors = {"fits": "green", "tight": "yellow"}
         answer = self.style(words, bold=True, fg=colors.get(found.answer, "red"))
-        return [f"  {answer}   {shortened_end(verdict_text(found), WIDTH - len(words) - 5)}"]
+        lines = [f"  {answer}   {shortened_end(verdict_text(found), WIDTH - len(words) - 5)}"]
+        return lines + [
+            f"    {line.strip()}" for line in wrapped("", found.failure.partition(" If ")[0], WIDTH - 4, 3) if line.strip()
+        ]
 
     def timeline(self) -> list[str]:
         phases = self.report.phases

@@ -7,7 +7,7 @@ from contextlib import nullcontext
 from dataclasses import dataclass, fields, replace
 from typing import TYPE_CHECKING, overload
 
-from memir.errors import UsageError
+from memir.errors import InconclusiveError, UsageError
 from memir.hardware import Gpu, parse_gpu
 from memir.recipe import Recipe
 
@@ -16,6 +16,7 @@ if TYPE_CHECKING:
 
     from memir.analysis.peak import Peak
     from memir.cache.record import Record
+    from memir.cuda.verdict import Verdict
     from memir.frontend.loaded import LoadedModel
     from memir.frontend.trace import Traced
     from memir.ir.core import Program
@@ -183,7 +184,26 @@ def analyze(
 
     ops = (op for op, _ in traced.program.counted(traced.env))
     trains = recipe.mode == "train"
-    return replace(report, verdict=judge(memory, ops, report.peak.allocated, trains=trains, torch=installed_torch()))
+    verdict = judge(memory, ops, report.peak.allocated, trains=trains, torch=installed_torch())
+    progress("playing the allocator")
+    return replace(report, verdict=_played(verdict, traced, trains))
+
+
+def _played(verdict: Verdict, traced: TracedProgram, trains: bool) -> Verdict:
+    """The verdict by what the allocator would reserve, where it can be played."""
+    from memir.allocator.room import room
+    from memir.allocator.schedule import Kept
+
+    phases = ("forward", "backward") if trains else ("forward",)
+    kept = []
+    for held in verdict.workspaces:
+        threads = phases if held.nbytes % len(phases) == 0 and held.name.startswith("cuBLAS ") else phases[:1]
+        kept += [Kept(held.nbytes // len(threads), phase) for phase in threads]
+    try:
+        found = room(traced.program, traced.env, verdict.capacity, verdict.context, kept)
+    except InconclusiveError:
+        return verdict
+    return replace(verdict, reserved=found.reserved, decided=found.answer, failure=found.failure)
 
 
 def installed_torch() -> str:

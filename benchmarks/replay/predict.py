@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from unittest import mock
 
 from memir.allocator.replay import simulate
+from memir.allocator.schedule import Kept
 from memir.api import TracedProgram, program_of
 from memir.cuda.context import cublas_workspace
 from memir.ir.core import Kind
@@ -37,10 +38,10 @@ class Predicted:
 
 @contextmanager
 def expanded_groups() -> Iterator[None]:
-    """Grouped keys and values are expanded before scaled_dot_product_attention, as the T4 runs did it (and transformers did)."""
+    """Grouped keys and values are expanded before scaled_dot_product_attention, as the T4 runs did it."""
     from transformers.integrations import sdpa_attention
 
-    with mock.patch.object(sdpa_attention, "use_gqa_in_sdpa", lambda *_, **__: False):
+    with mock.patch.object(sdpa_attention, "use_gqa_in_sdpa", return_value=False):
         yield
 
 
@@ -48,11 +49,12 @@ def predict(traced: TracedProgram, gpu: str) -> Predicted:
     """The figures of a traced step on a GPU of that compute capability."""
     program, env = traced.program, traced.env
     workspace = cublas_workspace(gpu)
-    result = simulate(program, env, workspaces=(workspace,) * THREADS)
+    result = simulate(program, env, kept=[Kept(workspace, phase) for phase in ("forward", "backward")])
     sizes = {s.name: -(-s.nbytes.evaluate(env) // 512) * 512 for s in program.storages if s.live_in and s.device == "gpu"}
     members = _members(traced)
     by_kind = {
-        kind: sum(sizes[s.name] * members[s.name] for s in program.storages if s.name in sizes and s.kind == kind) for kind in Kind
+        kind: sum(sizes[s.name] * members[s.name] for s in program.storages if s.name in sizes and s.kind == kind)
+        for kind in Kind
     }
     phases = {phase.phase: phase.allocated for phase in result.phases}
     at = max(phases, key=phases.__getitem__)

@@ -99,7 +99,10 @@ _OPTIONS: tuple[Decorator, ...] = (
         "--keep-outputs", "recipe_keep_outputs", is_flag=True, help="The loop's variable holds the outputs during backward."
     ),
     click.option(
-        "--function", "recipe_function", is_flag=True, help="With --keep-outputs: the step is a function, at whose end they die."
+        "--function",
+        "recipe_function",
+        is_flag=True,
+        help="With --keep-outputs: the step is a function, at whose end they die.",
     ),
     _choice("zero_grad", "Gradients are freed before forward, or after the optimizer step."),
     _choice("batch_kind", "A batch without padding, or one with an attention mask."),

@@ -30,6 +30,8 @@ class Verdict:
     workspaces: tuple[Held, ...] = ()
     context: tuple[int, int] = (0, 0)
     reserved: int | None = None
+    decided: str = ""  # the answer where the allocator was played; empty: by the bytes
+    failure: str = ""  # where memory runs out, and what PyTorch would print
 
     @property
     def needed(self) -> tuple[int, int]:
@@ -42,6 +44,8 @@ class Verdict:
     @property
     def answer(self) -> str:
         """ "fits", "does not fit", or "tight" where it depends on the context."""
+        if self.decided:
+            return self.decided
         low, high = self.needed
         return FITS if high <= self.capacity else DOES_NOT if low > self.capacity else TIGHT
 

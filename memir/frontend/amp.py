@@ -16,10 +16,11 @@ from torch._C import DispatchKey, DispatchKeySet
 
 _LOWER = "prelu addmv addr mv einsum chain_matmul linalg_multi_dot"
 _FP32 = """
-__rpow__ acos asin cosh erfinv exp expm1 log log10 log2 log1p reciprocal rsqrt sinh tan pow softplus layer_norm native_layer_norm
-group_norm norm nuclear_norm cosine_similarity poisson_nll_loss cosine_embedding_loss nll_loss nll_loss2d hinge_embedding_loss
-kl_div l1_loss smooth_l1_loss huber_loss mse_loss margin_ranking_loss multilabel_margin_loss soft_margin_loss triplet_margin_loss
-multi_margin_loss binary_cross_entropy_with_logits dist pdist cdist renorm logsumexp rms_norm
+__rpow__ acos asin cosh erfinv exp expm1 log log10 log2 log1p reciprocal rsqrt sinh tan pow softplus layer_norm
+native_layer_norm group_norm norm nuclear_norm cosine_similarity poisson_nll_loss cosine_embedding_loss nll_loss
+nll_loss2d hinge_embedding_loss kl_div l1_loss smooth_l1_loss huber_loss mse_loss margin_ranking_loss
+multilabel_margin_loss soft_margin_loss triplet_margin_loss multi_margin_loss binary_cross_entropy_with_logits dist
+pdist cdist renorm logsumexp rms_norm
 """
 _OPT_DTYPE = {"prod": 1, "softmax": 2, "log_softmax": 2, "cumprod": 2, "cumsum": 2, "sum": 1}  # place of dtype by position
 _HALF = (torch.float16, torch.bfloat16)

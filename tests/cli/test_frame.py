@@ -20,7 +20,7 @@ from memir import __version__, cli
 from memir.cli.options import Request, output_option, step_options, write
 from memir.cli.progress import Progress
 from memir.errors import InconclusiveError, MemirError, UsageError, VerifyError
-from memir.recipe import CHOICES, Lora, Recipe
+from memir.recipe import CHOICES, Lora, Quantize, Recipe
 
 HELP = """\
 Usage: memir [OPTIONS] COMMAND [ARGS]...
@@ -230,21 +230,25 @@ def test_every_option_reaches_the_request() -> None:
     )
     arguments += " --attention eager --optimizer SGD --optimizer-impl fused --clip 1.5 --accumulate 2 --checkpoint full"
     arguments += " --lora r=8,targets=q,v --dropout off --mode forward --keep-outputs --zero-grad first --batch-kind padded"
+    arguments += " --amp bf16 --quantize nf4,double --function"
     recipe = Recipe(
-        "cpu",
-        "f32",
-        "eager",
-        "SGD",
-        "fused",
-        1.5,
-        2,
-        "full",
-        Lora(8, targets=("q", "v")),
-        False,
-        "forward",
-        True,
-        "first",
-        "padded",
+        target="cpu",
+        dtype="f32",
+        amp="bf16",
+        attention="eager",
+        optimizer="SGD",
+        optimizer_impl="fused",
+        clip=1.5,
+        accumulate=2,
+        checkpoint="full",
+        lora=Lora(8, targets=("q", "v")),
+        quantize=Quantize(double=True),
+        dropout=False,
+        mode="forward",
+        keep_outputs=True,
+        function=True,
+        zero_grad="first",
+        batch_kind="padded",
     )
     assert request_of(*arguments.split()) == Request(
         "model.py:GPT", recipe, 4, 128, {"n_layer": "24", "name": "a=b"}, "ids=x", True
