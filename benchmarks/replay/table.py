@@ -43,7 +43,7 @@ def summary(name: str, errors: Iterable[float]) -> str:
 
 def markdown(rows: Sequence[Row]) -> str:
     """The page: a summary by group, then every value with its error and, beyond half a percent, the reason."""
-    allocated = [row for row in rows if row.value in ("peak", "steady", "resident")]
+    allocated = [row for row in rows if row.value in ("peak", "steady")]
     phases = [row for row in rows if row.value in ("forward", "backward", "optimizer")]
     reserved = [row for row in rows if row.value == "reserved"]
     lines = [
@@ -56,13 +56,14 @@ def markdown(rows: Sequence[Row]) -> str:
         "|---|---:|---:|---:|---:|---:|",
     ]
     groups = (
-        ("allocated: peak, steady, resident", [row.error for row in allocated]),
+        ("allocated: peak, steady", [row.error for row in allocated]),
         ("of these A100", [row.error for row in allocated if row.source == "a100"]),
         ("of these T4", [row.error for row in allocated if row.source == "t4"]),
         (
             "peaks of the T4, given what was measured before the step",
             [r.error_of_step for r in allocated if r.value == "peak" and r.base],
         ),
+        ("before the first step, T4", [row.error for row in rows if row.value == "resident"]),
         ("phases of the T4", [row.error for row in phases]),
         ("phases of the T4, given what was measured before the step", [row.error_of_step for row in phases]),
         ("reserved, T4", [row.error for row in reserved]),

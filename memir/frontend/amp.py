@@ -14,6 +14,7 @@ from typing import Any
 import torch
 from torch._C import DispatchKey, DispatchKeySet
 
+aten = torch.ops.aten
 _LOWER = "prelu addmv addr mv einsum chain_matmul linalg_multi_dot"
 _FP32 = """
 __rpow__ acos asin cosh erfinv exp expm1 log log10 log2 log1p reciprocal rsqrt sinh tan pow softplus layer_norm
@@ -66,23 +67,46 @@ def _widened(tensor: torch.Tensor) -> torch.Tensor:
 
 
 def _kernels() -> Iterator[tuple[Any, Callable[..., Any]]]:
-    aten = torch.ops.aten
     for name in _FP32.split():
-        yield from ((operator, _fp32(operator)) for operator in _overloads(aten, name))
+        yield from ((operator, _fp32(operator)) for operator in _overloads(name))
     for name in _LOWER.split():
-        yield from ((operator, _lower(operator)) for operator in _overloads(aten, name))
+        yield from ((operator, _lower(operator)) for operator in _overloads(name))
     for name, place in _OPT_DTYPE.items():
-        for operator in _overloads(aten, name):
+        for operator in _overloads(name):
             if any(argument.name == "dtype" for argument in operator._schema.arguments):
                 yield operator, _with_dtype(operator, place)
 
 
-def _overloads(aten: Any, name: str) -> list[Any]:
+def _overloads(name: str) -> list[Any]:
     packet = getattr(aten, name, None)  # not every version has all of them
     if packet is None:
         return []
     found = [getattr(packet, overload) for overload in packet.overloads() if "out" not in overload]
-    return [operator for operator in found if torch._C._dispatch_has_kernel(operator.name())]  # some are of TorchScript alone
+    return [operator for operator in found if _has(operator, "AutocastCUDA")]
+
+
+def _has(operator: Any, key: str) -> bool:
+    """Whether this PyTorch has a kernel of the operator for a key; CUDA's autocast is part of every build."""
+    name = operator.name()
+    return torch._C._dispatch_has_kernel(name) and torch._C._dispatch_has_kernel_for_dispatch_key(name, key)
+
+
+def _cross_entropy(
+    self: torch.Tensor,
+    target: torch.Tensor,
+    weight: torch.Tensor | None = None,
+    reduction: int = 1,
+    ignore_index: int = -100,
+    label_smoothing: float = 0.0,
+) -> torch.Tensor:
+    """aten/src/ATen/native/LossNLL.cpp, `cross_entropy_loss`: log_softmax is told the dtype of the logits, so that autocast on
+    CUDA leaves it 16-bit, and nll_loss widens its result. The CPU's list has cross_entropy_loss itself, in fp32."""
+    if target.is_floating_point() or label_smoothing:
+        with torch._C._ExcludeDispatchKeyGuard(_EXCLUDED):
+            return aten.cross_entropy_loss(self, target, weight, reduction, ignore_index, label_smoothing)  # type: ignore[no-any-return]
+    scores = torch.log_softmax(self, 0 if self.dim() == 1 else 1, dtype=self.dtype)
+    loss: torch.Tensor = aten.nll_loss_nd(scores, target, weight, reduction, ignore_index)
+    return loss
 
 
 @contextmanager
@@ -91,13 +115,18 @@ def cuda_autocast(amp: str) -> Iterator[None]:
     if amp == "none":
         yield
         return
+    kernels = list(_kernels())
+    loss = aten.cross_entropy_loss.default
     with torch.library._scoped_library("aten", "IMPL") as library:
-        for operator, kernel in _kernels():
-            if not torch._C._dispatch_has_kernel_for_dispatch_key(operator.name(), "AutocastCPU"):
+        for operator, kernel in kernels:
+            if not _has(operator, "AutocastCPU"):
                 library.impl(operator, kernel, "AutocastCPU")
                 operator._dispatch_cache.clear()
+        loss.py_kernels[DispatchKey.AutocastCPU] = _cross_entropy  # there is the CPU's: the Python dispatcher finds this first
+        loss._dispatch_cache.clear()
         try:
             yield
         finally:
-            for operator, _ in _kernels():
+            del loss.py_kernels[DispatchKey.AutocastCPU]
+            for operator in (loss, *(operator for operator, _ in kernels)):
                 operator._dispatch_cache.clear()

@@ -136,6 +136,9 @@ def attention(
     enable_gqa: bool = False,
 ) -> torch.Tensor:
     """aten/src/ATen/native/transformers/attention.cpp, `scaled_dot_product_attention`, after the choice of the kernel."""
+    if torch.is_autocast_enabled("cpu"):  # aten/src/ATen/autocast_mode.h: it is of the lower precision list, floating masks too
+        query, key, value = (_autocast(t) for t in (query, key, value))
+        attn_mask = None if attn_mask is None else _autocast(attn_mask)
     kernel = choose_attention(query, key, value, attn_mask, dropout_p, is_causal, enable_gqa)
     out: torch.Tensor
     if kernel == "math":
@@ -163,6 +166,10 @@ def attention(
         query, key, value, attn_mask, needs_grad, dropout_p, is_causal, scale=scale
     )[0]
     return out
+
+
+def _autocast(tensor: torch.Tensor) -> torch.Tensor:
+    return tensor.to(torch.get_autocast_dtype("cpu")) if tensor.is_floating_point() else tensor
 
 
 def _additive_mask(mask: torch.Tensor, query: torch.Tensor, key: torch.Tensor) -> torch.Tensor:
