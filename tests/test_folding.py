@@ -25,7 +25,7 @@ from memir.ir.printer import to_text
 from memir.ir.size import ONE, Size
 from memir.ir.unroll import unroll
 from memir.ir.verify import verify
-from memir.recipe import Lora, Recipe
+from memir.recipe import Lora, Quantize, Recipe
 
 AT = {"B": 2, "S": 24}
 BARE = {"hidden_size": 32, "vocab_size": 96, "num_attention_heads": 4}
@@ -154,6 +154,16 @@ def test_folded_and_unrolled_is_fully_traced(model: str, recipe: str) -> None:
     _same(unroll(folded.program, {**AT, "L": depth}), full)
 
 
+QLORA = Recipe(
+    dtype="f16",
+    checkpoint="full",
+    lora=Lora(r=4, targets=("q_proj", "v_proj")),
+    quantize=Quantize(),
+    keep_outputs=True,
+    function=True,
+)
+
+
 @pytest.mark.parametrize(
     ("model", "recipe", "depth"),
     [
@@ -163,6 +173,9 @@ def test_folded_and_unrolled_is_fully_traced(model: str, recipe: str) -> None:
         ("llama", Recipe(optimizer="sgd", target="cpu", batch_kind="padded"), 7),
         ("gpt2, tied", Recipe(mode="forward"), 7),
         ("gpt2, tied", Recipe(attention="eager", dtype="f32"), 7),
+        ("llama", QLORA, 7),
+        ("llama", Recipe(dtype="f32", amp="bf16"), 7),
+        ("llama", Recipe(dtype="f32", amp="f16", checkpoint="full"), 7),
     ],
 )
 def test_other_recipes_fold_too(model: str, recipe: Recipe, depth: int) -> None:

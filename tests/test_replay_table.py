@@ -1,0 +1,41 @@
+"""The committed replay of published runs: it says what it measured, and keeps what was reached."""
+
+from __future__ import annotations
+
+import statistics
+from pathlib import Path
+
+from benchmarks.replay import a100, t4
+from benchmarks.replay.rows import MIB, Row
+from benchmarks.replay.table import csv_text, from_csv, markdown
+
+FOLDER = Path(__file__).resolve().parent.parent / "benchmarks" / "replay"
+ROWS = from_csv((FOLDER / "results.csv").read_text())
+
+
+def rows(*values: str, source: str = "") -> list[Row]:
+    return [row for row in ROWS if row.value in values and source in row.source]
+
+
+def test_the_page_is_the_data() -> None:
+    page = (FOLDER / "results.md").read_text().splitlines()
+    assert page[6:] == markdown(ROWS).splitlines()[6:]  # before it the version of torch
+    assert from_csv(csv_text(ROWS)) == ROWS
+
+
+def test_every_published_run_is_there_with_its_figures() -> None:
+    peaks = {(row.run, row.measured) for row in rows("peak", source="t4")}
+    assert peaks == {(run.name, round(run.peak * MIB)) for run in t4.RUNS}
+    assert [row.measured for row in rows("peak", source="a100")] == [fact.peak for fact in a100.FACTS]
+    assert [row.measured for row in rows("steady", source="a100")] == [fact.steady for fact in a100.FACTS]
+    assert len(rows("peak", "steady")) >= 50
+
+
+def test_what_was_reached_is_kept() -> None:
+    named = ("SantaCoder full B=8", "Llama-2-70b")  # reasons.py says what is known of them
+    explained = [row for row in rows("peak", "steady") if not row.case.startswith(named) and "qlora-2026-09-01" not in row.run]
+    assert max(abs(row.error_of_step) for row in explained) < 0.5  # percent, given what was measured before the step
+    assert max(abs(row.error) for row in explained if row.source == "a100") < 0.05
+    assert statistics.median(abs(row.error) for row in rows("peak", "steady")) < 0.05
+    assert statistics.median(abs(row.error) for row in rows("forward", "backward", "optimizer")) < 0.5
+    assert statistics.median(abs(row.error) for row in rows("reserved")) < 4
