@@ -59,10 +59,12 @@ class RealStep:
         return self.recipe.target
 
 
-def builder(real: RealStep, adjust: Callable[[nn.Module], None] = lambda _: None) -> BuildStep:
+def builder(
+    real: RealStep, adjust: Callable[[nn.Module], None] = lambda _: None, on_phase: Callable[[str], None] = lambda _: None
+) -> BuildStep:
     """What `measure_cpu` and `measure_cuda` call: it makes model, optimizer and batch, and returns the step.
 
-    `adjust` may change the module that is trained before the optimizer is made.
+    `adjust` may change the module that is trained before the optimizer is made; `on_phase` is told the phases of each step.
     """
 
     def build() -> Callable[[], object]:
@@ -81,7 +83,7 @@ def builder(real: RealStep, adjust: Callable[[nn.Module], None] = lambda _: None
         adjust(module)
         optimizer = make_optimizer(module, real.recipe)
         batch = real_batch(loaded, real)
-        step = Step(module, loaded.call, real.recipe, optimizer)
+        step = Step(module, loaded.call, real.recipe, optimizer, on_phase)
         backend = _BACKENDS.get(real.recipe.attention)
 
         def run() -> None:

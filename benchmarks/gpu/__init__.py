@@ -1,0 +1,1 @@
+"""Twelve training steps on the GPU of this machine: what they really take, as data, and beside memir's prediction."""
