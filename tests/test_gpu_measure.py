@@ -75,7 +75,7 @@ def test_every_case_is_a_preset_between_0_1_and_1_5_billion_parameters() -> None
     for case in CASES:
         known = presets.get(case.preset)
         assert known is not None
-        assert 0.1e9 < known.num_parameters < 1.6e9
+        assert 0.1e9 < known.params < 1.6e9
 
 
 def test_the_page_has_errors_and_cases_that_did_not_run() -> None:

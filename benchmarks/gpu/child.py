@@ -1,4 +1,4 @@
-"""`python -m benchmarks.gpu.child NAME [SNAPSHOT]`: runs one case in this process, prints its figures as JSON on the last line."""
+"""`python -m benchmarks.gpu.child NAME [SNAPSHOT]`: runs one case in this process; its figures as JSON are the last line."""
 
 from __future__ import annotations
 
