@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 from memir.errors import InconclusiveError, UsageError
 from memir.frontend.attempts import Attempts, TraceOnce
+from memir.frontend.beside import Beside
 from memir.frontend.depth import cut, find_layout
 from memir.frontend.fake import Extent
 from memir.frontend.families import FoldError
@@ -82,13 +83,21 @@ class _Folding:
 
     def run(self, loaded: LoadedModel) -> Traced:
         """See `trace_folded`. `loaded` is the whole model, which may be changed."""
-        num_parameters, num_trainable, nbytes = self._whole(loaded)
-        concrete = self._concrete(self.enough, self.asked)
+        counts = self._whole(loaded)
+        library = loaded.is_library  # the user's code runs in this process only
+        tasks = [lambda: self._concrete(self.enough, self.asked)]
+        if self.asked["B"] == 1:  # other operators run there, as a rule, than where the symbols stand for more
+            tasks.append(lambda: self._structure({**self.asked, "B": 2}))
+        with Beside(tasks, fork=library) as beside:
+            return self._traced(beside, *counts)
+
+    def _traced(self, beside: Beside[Program], num_parameters: int, num_trainable: int, nbytes: int) -> Traced:
         attempts = self._attempts(self.few)
         try:
             traced = attempts.run_unpinned()
         except UsageError as error:
             raise FoldError(f"{self.few.depth} layers alone do not run: {error.message}", where=error.where) from error
+        concrete = beside.result(0)
         general = None
         if not attempts.outside:
             program = self._folded(concrete, [(traced.program, self.few)], self.asked)
@@ -99,9 +108,13 @@ class _Folding:
                 program = replace(program, domain=domain)
             except FoldError:
                 point = attempts.traced_at
-                structure = self._concrete(self.enough, point, lifetimes=False)  # a formula needs no drops
+                ahead = point == {**self.asked, "B": 2} and self.asked["B"] == 1
+                pinned = self._pinned_header(attempts.outside)
+                structure = beside.result(1) if ahead else self._structure(point)
                 general = self._folded(structure, [(traced.program, self.few)], point)
-                program = self._pinned(concrete, traced.program, attempts.outside)
+                program = self._folded(
+                    concrete, [(traced.program, self.few), (pinned, self.layout.at(1))], self.asked, attempts.outside
+                )
         for one in (program, general):
             if one is not None and _parameter_bytes(one, self.layout.depth) != nbytes:
                 raise FoldError("the parameters of the whole model are not those of its repeated layers")
@@ -122,17 +135,19 @@ class _Folding:
 
         return Attempts(once, lambda: cut(self.load(), layout), self.recipe, self.asked["B"], self.asked["S"], self.progress)
 
-    def _pinned(self, concrete: Program, general: Program, values: dict[str, int]) -> Program:
-        """The program at the asked point, where other operators run than the general one has: what they share has its sizes,
-        the rest is traced with those symbols as numbers."""
+    def _structure(self, point: dict[str, int]) -> Program:
+        """Enough layers at another point, for a formula, which needs no drops."""
+        return self._concrete(self.enough, point, lifetimes=False)
+
+    def _pinned_header(self, values: dict[str, int]) -> Program:
+        """One layer at the asked point, where other operators run than the general program has: what they share has the general
+        one's sizes, the rest those of this trace, with these symbols as numbers."""
         point = ", ".join(f"{name}={value}" for name, value in values.items())
         self.progress(f"tracing again at {point}: other operators run there")
-        one = self.layout.at(1)
-        exact = self._attempts(one).at(values)
+        exact = self._attempts(self.layout.at(1)).at(values)
         pinned = tuple(f"{name} == {value}" for name, value in values.items())
         others = tuple(c for c in exact.program.domain if c.split(" ")[0] not in values)
-        header = replace(exact.program, domain=pinned + others)
-        return self._folded(concrete, [(general, self.few), (header, one)], self.asked, values)
+        return replace(exact.program, domain=pinned + others)
 
     def _whole(self, loaded: LoadedModel) -> tuple[int, int, int]:
         """Parameters, trainable ones and their bytes of the whole model."""

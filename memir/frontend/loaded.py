@@ -50,3 +50,8 @@ class LoadedModel:
     def dtype(self) -> torch.dtype:
         """The dtype of the first floating-point parameter."""
         return next((p.dtype for p in self.module.parameters() if p.is_floating_point()), torch.float32)
+
+    @property
+    def is_library(self) -> bool:
+        """Whether its code is that of the installed transformers, and none of the user's runs."""
+        return type(self.module).__module__.startswith("transformers.models.")

@@ -104,7 +104,8 @@ def trace_once(
         stack.enter_context(quiet())
         stack.enter_context(eager_only(loaded.assumptions))
         stack.enter_context(user_scope(loaded.module))
-        stack.enter_context(CudaMeans("cpu"))
+        if not loaded.is_library:  # transformers' models name no device
+            stack.enter_context(CudaMeans("cpu"))
         stack.enter_context(real_branches())
         stack.enter_context(remembered_sizes())
         stack.enter_context(export_left_out())
