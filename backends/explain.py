@@ -58,8 +58,15 @@ def _answer(report: Report) -> Iterator[str]:
     for name, nbytes in zip(("at least", "at most"), found.context, strict=True):
         if nbytes:
             yield f"    CUDA context {_bytes(nbytes)}  {name}"
+    if found.reserved is not None:
+        yield f"    reserved     {_bytes(found.reserved)}  by the allocator, had it no limit"
+    rest = "" if found.reserved is not None else "; fragmentation not counted"
     for name, nbytes in zip(("at least", "at most"), found.needed, strict=True):
-        yield f"    needed       {_bytes(nbytes)}  {name}; fragmentation not counted"
+        yield f"    in all       {_bytes(nbytes)}  {name}{rest}"
+    if found.after_giving_back:
+        yield "    fits after cached blocks have been given back, as PyTorch does before it gives up"
+    if found.failure:
+        yield f"    {found.failure}"
 
 
 def _kinds(report: Report) -> Iterator[str]:

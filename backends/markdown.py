@@ -56,7 +56,10 @@ class Markdown:
 
 def _verdict(report: Report) -> str:
     found = report.verdict
-    return "" if found is None else f"**{found.answer.capitalize()}** {found.gpu}: {verdict_text(found)}"
+    if found is None:
+        return ""
+    failure = f"\n\n{found.failure.partition(' If ')[0]}" if found.failure else ""
+    return f"**{found.answer.capitalize()}** {found.gpu}: {verdict_text(found)}{failure}"
 
 
 def _head(report: Report) -> str:

@@ -236,6 +236,7 @@ def verdict_text(found: Verdict) -> str:
     if found.context[1]:
         terms.append(f"{unit.number(found.context[0])} to {unit.number(found.context[1])} CUDA context")
     rest = "; fragmentation not counted" if found.reserved is None else ""
+    rest = "; fits once cached blocks are given back" if found.after_giving_back else rest
     return f"{' + '.join(terms)} of {unit.text(found.capacity)}{rest}"
 
 

@@ -6,7 +6,9 @@ import pytest
 
 from memir.allocator.room import room
 from memir.allocator.schedule import Kept
+from memir.cuda.verdict import Verdict
 from memir.ir.parser import parse
+from memir.report import verdict_text
 
 MIB = 2**20
 # One weight of 20 MiB, an activation of 40 MiB (B=1), a temporary of 60 MiB while both live: 120 MiB in three segments.
@@ -54,3 +56,10 @@ def test_a_workspace_is_played_too() -> None:
 def test_cached_blocks_are_given_back_before_it_does_not_fit() -> None:
     """The second step's first request finds the 60 MiB block of the first: B=1 alone would fit 120 MiB, and it does."""
     assert room(parse(PROGRAM), {"B": 1}, 120 * MIB, (0, 0)).answer == "fits"
+
+
+def test_what_fits_only_after_giving_back_says_so() -> None:
+    found = Verdict("24GiB", "", "", 120 * MIB, 100 * MIB, reserved=130 * MIB, decided="fits")
+    assert found.after_giving_back
+    assert verdict_text(found).endswith("; fits once cached blocks are given back")
+    assert not Verdict("24GiB", "", "", 120 * MIB, 100 * MIB, reserved=110 * MIB, decided="fits").after_giving_back

@@ -130,8 +130,8 @@ def step_options(command: Callable[..., Any]) -> Callable[..., Any]:
     ) -> Any:
         names = [f"recipe_{f.name}" for f in fields(Recipe) if f"recipe_{f.name}" in others]
         recipe = Recipe(
-            lora=None if lora is None else Lora.parse(lora),
-            quantize=None if quantize is None else Quantize.parse(quantize),
+            lora=None if lora in (None, "none") else Lora.parse(str(lora)),
+            quantize=None if quantize in (None, "none") else Quantize.parse(str(quantize)),
             dropout=dropout == "on",
             **{name.removeprefix("recipe_"): others.pop(name) for name in names},
         )

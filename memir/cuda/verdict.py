@@ -42,6 +42,11 @@ class Verdict:
         return held + self.context[0], held + self.context[1]
 
     @property
+    def after_giving_back(self) -> bool:
+        """Whether it fits although more would be reserved than there is: cached blocks are given back first."""
+        return self.answer == FITS and self.needed[1] > self.capacity
+
+    @property
     def answer(self) -> str:
         """ "fits", "does not fit", or "tight" where it depends on the context."""
         if self.decided:

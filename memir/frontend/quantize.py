@@ -128,6 +128,9 @@ def quantize_linear_layers(loaded: LoadedModel, quantize: Quantize) -> None:
         parent, _, leaf = name.rpartition(".")
         real = not layer.weight.is_meta
         setattr(module.get_submodule(parent), leaf, _real(layer, quantize) if real else Linear4bit(layer, quantize))
+    if quantize.double and isinstance(module.get_submodule(found[0][0]), Linear4bit):
+        table = torch.empty(256, device="meta")  # bitsandbytes' own (`quantize_blockwise`, name2qmap), which the layers copy
+        module.register_buffer("bitsandbytes_table", table, persistent=False)
     setattr(module, "is_loaded_in_4bit", True)  # noqa: B010 (by this PEFT knows which adapters it has to inject)
     narrow = {id(layer.bias) for layer in module.modules() if isinstance(layer, Linear4bit) and layer.bias is not None}
     for parameter in module.parameters():
