@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from memir.cli.options import output_option, write
+from memir.cli.options import listing_options, write
 from memir.errors import EXIT_NO, EXIT_OK
 
 if TYPE_CHECKING:
@@ -23,16 +23,7 @@ in fp32. GB/s are 10^9 bytes a second; links in both directions together. --form
 
 
 @click.command("gpus")
-@click.argument("word", default="")
-@click.option(
-    "--format",
-    "form",
-    type=click.Choice(("text", "json")),
-    default="text",
-    show_default=True,
-    help="json adds other names and sources.",
-)
-@output_option
+@listing_options("json adds other names and sources.")
 def command(word: str, form: str, output: Path | None) -> int:
     """List the GPUs whose name contains WORD (all without it).
 

@@ -165,6 +165,18 @@ def output_option(command: Callable[..., Any]) -> Callable[..., Any]:
     return option(command)
 
 
+def listing_options(json_adds: str) -> Decorator:
+    """WORD, `--format text|json` and `-o`, for commands that list what memir knows: `word`, `form` and `output`."""
+
+    def options(command: Callable[..., Any]) -> Callable[..., Any]:
+        form = click.option(
+            "--format", "form", type=click.Choice(("text", "json")), default="text", show_default=True, help=json_adds
+        )
+        return click.argument("word", default="")(form(output_option(command)))
+
+    return options
+
+
 def cache_option(command: Callable[..., Any]) -> Callable[..., Any]:
     """`--no-cache` and `--no-fold`, for commands that need a program and no graph; below `step_options`, which puts them
     into the request."""

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from memir.cli.options import output_option, write
+from memir.cli.options import listing_options, write
 from memir.errors import EXIT_NO, EXIT_OK
 
 if TYPE_CHECKING:
@@ -19,16 +19,7 @@ SCHEMA_VERSION = 1
 
 
 @click.command("presets")
-@click.argument("word", default="")
-@click.option(
-    "--format",
-    "form",
-    type=click.Choice(("text", "json")),
-    default="text",
-    show_default=True,
-    help="json adds each configuration.",
-)
-@output_option
+@listing_options("json adds each configuration.")
 def command(word: str, form: str, output: Path | None) -> int:
     """List the known models whose name, Hugging Face id or model type contains WORD (all without it).
 

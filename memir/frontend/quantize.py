@@ -174,7 +174,7 @@ def _kept_in_full(module: nn.Module) -> set[str]:
     kept = {name for names in owners.values() if len(names) > 1 for name in names}
     head = getattr(module, "get_output_embeddings", lambda: None)()
     if head is None:
-        kept |= {name for name, _ in list(module.named_parameters())[-1:] for name in [name.rpartition(".")[0]]}
+        kept |= {name.rpartition(".")[0] for name, _ in list(module.named_parameters())[-1:]}
     return kept | {name for name, submodule in module.named_modules() if submodule is head}
 
 
