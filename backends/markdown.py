@@ -58,7 +58,7 @@ def _verdict(report: Report) -> str:
     found = report.verdict
     if found is None:
         return ""
-    failure = f"\n\n{found.failure.partition(' If ')[0]}" if found.failure else ""
+    failure = f"\n\n{found.failure_in_short}" if found.failure else ""
     return f"**{found.answer.capitalize()}** {found.gpu}: {verdict_text(found)}{failure}"
 
 

@@ -106,9 +106,7 @@ class _Screen:
         colors = {"fits": "green", "tight": "yellow"}
         answer = self.style(words, bold=True, fg=colors.get(found.answer, "red"))
         lines = [f"  {answer}   {shortened_end(verdict_text(found), WIDTH - len(words) - 5)}"]
-        return lines + [
-            f"    {line.strip()}" for line in wrapped("", found.failure.partition(" If ")[0], WIDTH - 4, 3) if line.strip()
-        ]
+        return lines + [f"    {line.strip()}" for line in wrapped("", found.failure_in_short, WIDTH - 4, 3) if line.strip()]
 
     def timeline(self) -> list[str]:
         phases = self.report.phases

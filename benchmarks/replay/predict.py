@@ -9,9 +9,11 @@ from unittest import mock
 
 from memir.allocator.replay import simulate
 from memir.allocator.schedule import Kept
+from memir.analysis.inventory import round_size
 from memir.api import TracedProgram, program_of
 from memir.cuda.context import cublas_workspace
 from memir.ir.core import Kind
+from memir.ir.declarations import member_count
 from memir.recipe import Recipe
 
 THREADS = 2  # the main thread and autograd's
@@ -50,7 +52,7 @@ def predict(traced: TracedProgram, gpu: str) -> Predicted:
     program, env = traced.program, traced.env
     workspace = cublas_workspace(gpu)
     result = simulate(program, env, kept=[Kept(workspace, phase) for phase in ("forward", "backward")])
-    sizes = {s.name: -(-s.nbytes.evaluate(env) // 512) * 512 for s in program.storages if s.live_in and s.device == "gpu"}
+    sizes = {s.name: round_size(s.nbytes.evaluate(env)) for s in program.storages if s.live_in and s.device == "gpu"}
     members = _members(traced)
     by_kind = {
         kind: sum(sizes[s.name] * members[s.name] for s in program.storages if s.name in sizes and s.kind == kind)
@@ -72,8 +74,6 @@ def predict(traced: TracedProgram, gpu: str) -> Predicted:
 
 def _members(traced: TracedProgram) -> dict[str, int]:
     """How many storages each declaration stands for."""
-    from memir.ir.declarations import member_count
-
     return {s.name: member_count(s.name).evaluate(traced.env) for s in traced.program.storages}
 
 

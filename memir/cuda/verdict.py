@@ -47,6 +47,11 @@ class Verdict:
         return self.answer == FITS and self.needed[1] > self.capacity
 
     @property
+    def failure_in_short(self) -> str:
+        """The failure without PyTorch's advice."""
+        return self.failure.partition(" If ")[0]
+
+    @property
     def answer(self) -> str:
         """ "fits", "does not fit", or "tight" where it depends on the context."""
         if self.decided:
