@@ -21,6 +21,7 @@ from memir.frontend.accumulate import accumulate_in_place
 from memir.frontend.amp import cuda_autocast
 from memir.frontend.answers import Answers, Handler
 from memir.frontend.attempts import trace_symbolically
+from memir.frontend.checkpoints import checkpointed_inputs
 from memir.frontend.composites import cpp_composites
 from memir.frontend.cuda import HANDLERS
 from memir.frontend.domains import domain_of
@@ -216,6 +217,7 @@ class _Tracing:
         with ExitStack() as stack:
             if self.recipe.target == "cpu":  # elsewhere a generator's state lies in host memory
                 stack.enter_context(generator_states(recorder.adopt))
+            stack.enter_context(checkpointed_inputs(recorder.on_checkpoint))
             stack.enter_context(recorder)
             yield
 
