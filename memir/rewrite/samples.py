@@ -226,7 +226,7 @@ def _element(op: Op, rebased: dict[str, str], revalued: dict[str, str]) -> Eleme
     )
     parts, path_numbers = _path(op.path)
     numbers = tuple(n for group in refs for _, indices, _ in group for n in indices) + path_numbers
-    sizes = tuple(s for r in results for s in (*r.shape, *r.strides, r.offset)) + (op.scratch,)
+    sizes = (*(s for r in results for s in (*r.shape, *r.strides, r.offset)), op.scratch)
     template = (
         op.opcode,
         tuple(tuple((base, ranged) for base, _, ranged in group) for group in refs),
@@ -270,7 +270,9 @@ def _stretches(parts: Sequence[tuple[tuple[int, int] | None, list[Element]]]) ->
         if where is None:
             result += elements
         else:
-            block = result[-1] if result and isinstance(result[-1], Block) and last is not None and last[0] == where[0] else None
+            block = (
+                result[-1] if result and isinstance(result[-1], Block) and last is not None and last[0] == where[0] else None
+            )
             if not (isinstance(block, Block) and _joins(block, elements)):
                 result.append(Block(elements, [(0,) * len(e.numbers) for e in elements], 1))
         last = where
