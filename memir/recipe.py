@@ -135,3 +135,13 @@ class Recipe:
             raise UsageError(f"accumulate: {self.accumulate} is not a positive number of micro-batches")
         if self.clip < 0:
             raise UsageError(f"clip: {self.clip:g} is negative")
+
+
+def summary(recipe: Recipe) -> str:
+    """The options in a line, those at their defaults left out: `bf16 adamw, checkpoint full`."""
+    said = [recipe.dtype, recipe.optimizer]
+    for field in fields(Recipe):
+        value = getattr(recipe, field.name)
+        if field.name not in ("dtype", "optimizer") and value != field.default:
+            said.append(f"{field.name.replace('_', '-')} {str(value).lower() if isinstance(value, bool) else value}")
+    return ", ".join(said)

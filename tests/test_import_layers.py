@@ -22,6 +22,7 @@ ALLOWED = {
     "recorded": {"errors", "allocator"},
     "rewrite": {"errors", "ir"},
     "passes": DATA | {"analysis", "rewrite"},
+    "cuts": DATA | {"analysis", "rewrite"},
     "formulas": DATA | {"analysis"},
     "report": DATA | {"analysis", "formulas", "cuda"},
     "backends": DATA | {"analysis", "allocator", "cuda", "formulas", "report"},

@@ -1,8 +1,8 @@
 """Floating-point operations and bytes moved of a step, counted operator by operator from shapes.
 
-A multiplication and an addition are two operations. Matrix products and attention are counted; elementwise work is not, it is in
-the bytes that an operator reads and writes. Attention is counted in full, without halving it for a causal mask, as Megatron-LM
-counts it (Narayanan et al. 2021, arXiv 2104.04473, appendix); its backward is five products to the forward's two
+A multiplication and an addition are two operations. Matrix products and attention are counted; elementwise work is not, it is
+in the bytes that an operator reads and writes. Attention is counted in full, without halving it for a causal mask, as
+Megatron-LM counts it (Narayanan et al. 2021, arXiv 2104.04473, appendix); its backward is five products to the forward's two
 (FlashAttention-2, arXiv 2307.08691, section 2.3).
 """
 

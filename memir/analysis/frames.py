@@ -43,7 +43,7 @@ class Frames:
     """One frame of a program that is flat, or those from which every quantity at any number of repetitions follows.
 
     `axes` are the symbols that count, each with its value in the first frame and how much more it is in a further frame, in
-    which the others are as in the first. `program` is the analyzed one, in which Repeats whose count is a number are written out.
+    which the others are as in the first. `program` is the analyzed one; in it Repeats whose count is a number are written out.
     """
 
     program: Program
@@ -132,8 +132,9 @@ def _symbols(program: Program) -> list[str]:
     sizes = [op.count for op in _repeats(program)] + [n for name in declared for n in extents(name)]
     symbols = {symbol for size in sizes for symbol in size.symbols()}
     if len(symbols) > 2:
+        given = ", ".join(sorted(symbols))
         raise InconclusiveError(
-            f"live bytes are computed for one or two numbers of repetitions that are symbols, not for {', '.join(sorted(symbols))}",
+            f"live bytes are computed for one or two numbers of repetitions that are symbols, not for {given}",
             where=f"program @{program.name}",
             hint="give the others a value first (`bind` in memir.ir.unroll)",
         )
