@@ -1,4 +1,4 @@
-"""Every cut of a model at once: what freezing the first k layers leaves to train, takes at the peak, computes, and how fast it is.
+"""Every cut of a model at once: what freezing the first k layers leaves to train, takes at the peak, and how fast it is.
 
 The step is rewritten a few times at small depths and lifted over the depth and the cut (`memir.rewrite.lift`): one program for
 the middle cuts, in which k is a symbol, and one for each cut near an end. All numbers are values of their polynomials.

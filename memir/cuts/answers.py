@@ -25,8 +25,8 @@ class Stretch:
 
 @dataclass(frozen=True, slots=True)
 class Answers:
-    """`fits` is the smallest cut that fits (None: none does, or no budget); `enough` the cut after which the rest buys less than
-    1 % of the peak; `best` the cut of the objective, among those that fit; `places` where the peak lies as the cut grows."""
+    """`fits` is the smallest cut that fits (None: none does, or no budget); `enough` the cut after which the rest buys less
+    than 1 % of the peak; `best` the cut of the objective, among those that fit; `places` where the peak lies as k grows."""
 
     fits: int | None
     enough: int

@@ -65,8 +65,7 @@ def cache_plan(
     break_even = None
     if plan.cuts[0].seconds is not None:
         for cut in plan.cuts[1:]:
-            assert cut.seconds is not None and cut.cached_seconds is not None
-            if step_bytes / speed < cut.seconds - cut.cached_seconds:
+            if step_bytes / speed < (cut.seconds or 0.0) - (cut.cached_seconds or 0.0):
                 break_even = cut.cut
                 break
     return CachePlan(where, speed, step_bytes, dataset, break_even)

@@ -43,7 +43,7 @@ def to_text(page: Page) -> str:
     plan, unit = page.plan, Unit.of(page.plan.cuts[0].peak)
     env = dict(plan.env)
     lines = [f"{page.name}   B={env['B']} S={env['S']}   {plan.depth} layers in {plan.list_path}   {page.recipe}", ""]
-    lines += _table(page, unit) + [""]
+    lines += [*_table(page, unit), ""]
     lines += _answers(page, unit)
     if plan.tied:
         lines.append(f"tied: {', '.join(plan.tied)} is the head's too, and stays trained; only its lookup's gradient goes")
@@ -141,11 +141,11 @@ def _cache(cache: CachePlan, unit: Unit) -> list[str]:
 
 def _run(run: Run, unit: Unit, gpus: int) -> list[str]:
     lines = ["schedule:"]
-    for p in run.phases:
-        lines.append(
-            f"  from {p.start:.0%}: cut {p.cut}, step {p.step:.3f} of cut 0, peak {unit.text(p.peak)}"
-            + (f"; cost mode: {p.gpus} of {gpus} GPUs, B={p.batch} each" if gpus > 1 else "")
-        )
+    lines += [
+        f"  from {p.start:.0%}: cut {p.cut}, step {p.step:.3f} of cut 0, peak {unit.text(p.peak)}"
+        + (f"; cost mode: {p.gpus} of {gpus} GPUs, B={p.batch} each" if gpus > 1 else "")
+        for p in run.phases
+    ]
     lines.append(f"  whole run: time {run.time:.3f} of full fine-tuning, largest peak {unit.text(run.peak)}")
     if gpus > 1:
         lines.append(f"  cost mode: GPU-hours {run.cost:.3f}, time {run.cost_time:.3f} of full fine-tuning on {gpus} GPUs")
