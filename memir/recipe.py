@@ -105,7 +105,7 @@ class Recipe:
     dtype: str = "bf16"  # of parameters and activations
     amp: str = "none"  # torch.autocast around forward and loss, in this type
     attention: str = "sdpa"  # PyTorch chooses the kernel; one of KERNELS: only that one; "eager": Hugging Face's own operators
-    optimizer: str = "adamw"  # any torch.optim class by name, or "none"
+    optimizer: str = "adamw"  # a torch.optim class, bitsandbytes' or transformers', or "none" (docs/optimizers.md)
     optimizer_impl: str = "default"  # "foreach", "fused", "for-loop"; "default" is what PyTorch picks on the target
     clip: float = 0.0  # max norm for clip_grad_norm_; 0 is none
     accumulate: int = 1  # micro-batches a step

@@ -79,7 +79,7 @@ _OPTIONS: tuple[Decorator, ...] = (
         metavar="NAME",
         default="adamw",
         show_default=True,
-        help="A torch.optim class, or none.",
+        help="A torch.optim class, bitsandbytes' (adamw-8bit, paged-adamw-8bit, lion), Hugging Face's word for one, or none.",
     ),
     _choice("optimizer_impl", "Implementation of the optimizer; default is what PyTorch picks."),
     click.option(

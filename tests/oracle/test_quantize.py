@@ -10,6 +10,7 @@ from benchmarks.accuracy_cpu.cases import Case
 from benchmarks.accuracy_cpu.pool import each_in_fresh_process
 from benchmarks.accuracy_cpu.run import Figures, measured, predicted
 from memir.recipe import Lora, Quantize, Recipe
+from tests.figures import assert_same
 
 RECIPE = Recipe(target="cpu", dtype="f32", lora=Lora(r=8, targets=("q_proj", "v_proj", "down_proj")), quantize=Quantize())
 GPT2 = dataclasses.replace(RECIPE, lora=Lora(r=8, targets=("c_attn", "c_fc")))
@@ -42,9 +43,4 @@ def truth() -> dict[str, Figures]:
 
 @pytest.mark.parametrize("name", CASES)
 def test_the_prediction_is_what_the_allocator_saw(name: str, truth: dict[str, Figures]) -> None:
-    real, told = truth[name], predicted(CASES[name])
-    assert not real.error
-    assert not told.error
-    assert abs(told.at_start - real.at_start) <= TOLERANCE
-    assert abs(told.peak - real.peak) <= TOLERANCE
-    assert abs(told.at_end - real.at_end) <= TOLERANCE
+    assert_same(truth[name], predicted(CASES[name]), TOLERANCE)
