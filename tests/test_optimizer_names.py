@@ -1,4 +1,4 @@
-"""What names of optimizers mean: Hugging Face's words against its own Trainer, bytes of bitsandbytes' states on CUDA by hand."""
+"""What names of optimizers mean: Hugging Face's words against its Trainer, bytes of bitsandbytes' states on CUDA by hand."""
 
 from __future__ import annotations
 

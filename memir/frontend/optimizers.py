@@ -145,7 +145,7 @@ class _Muon(torch.optim.Optimizer):
         for part in self.parts:
             part.state = self.state
 
-    def step(self, closure: Any = None) -> None:
+    def step(self, closure: Any = None) -> None:  # type: ignore[override]  # no closure is called
         """One update of both parts."""
         for part in self.parts:
             part.step()

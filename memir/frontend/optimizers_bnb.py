@@ -65,7 +65,7 @@ class Described(torch.optim.Optimizer):
             self.shared = {f"optimizer.{name}": torch.empty(256) for name in tables}
 
     @torch.no_grad()
-    def step(self, closure: Any = None) -> None:
+    def step(self, closure: Any = None) -> None:  # type: ignore[override]  # no closure is called
         """One update of every parameter that has a gradient."""
         for parameter in self.param_groups[0]["params"]:
             if parameter.grad is None:
