@@ -90,7 +90,11 @@ _OPTIONS: tuple[Decorator, ...] = (
     ),
     _choice("checkpoint", "Activation checkpointing: full is around every layer."),
     click.option("--lora", metavar="SPEC", help="Train low-rank adapters: r=16,alpha=32,targets=q_proj,v_proj."),
-    click.option("--quantize", metavar="SPEC", help="4-bit base weights (QLoRA): nf4 or fp4, with ,double and ,keep."),
+    click.option(
+        "--quantize",
+        metavar="SPEC",
+        help="Base weights in few bits: nf4, fp4 (,double ,keep), int8, gptq,bits=4,group=128.",
+    ),
     click.option(
         "--dropout", type=click.Choice(("on", "off")), default="on", show_default=True, help="Off sets every dropout to 0."
     ),
