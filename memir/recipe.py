@@ -17,6 +17,7 @@ CHOICES = {
     "optimizer_impl": ("default", "foreach", "fused", "for-loop"),
     "amp": ("none", "bf16", "f16"),
     "checkpoint": ("none", "full"),
+    "loss": ("model", "fused-linear", "fused-linear-fp32", "fused-linear-0.4", "chunked"),
     "mode": ("train", "forward"),
     "zero_grad": ("first", "last"),
     "batch_kind": ("full", "padded"),
@@ -139,6 +140,7 @@ class Recipe:
     checkpoint: str = "none"  # "none" or "full": torch.utils.checkpoint (use_reentrant=False) around every layer
     lora: Lora | None = None
     quantize: Quantize | None = None  # base weights in few bits; they need adapters to train
+    loss: str = "model"  # the model's own; "fused-linear...": Liger's for head and loss; "chunked": torchtune's
     dropout: bool = True  # False sets every dropout probability to 0
     mode: str = "train"  # "train", or "forward": one forward pass without gradients
     keep_outputs: bool = False  # the caller's variable holds the outputs during backward and through the next forward
@@ -160,6 +162,11 @@ class Recipe:
             if self.quantize.kernel == "triton" and self.dtype != "f16":
                 hint = "write  --dtype f16,  or  --quantize gptq,kernel=torch"
                 raise UsageError(f"quantize: gptq's triton kernel computes in fp16, not {self.dtype}", hint=hint)
+        if self.loss.startswith("fused-linear"):
+            if self.target != "cuda":
+                raise UsageError(f"loss: {self.loss} is Liger's kernel for cuda, and the target is {self.target}")
+            if self.amp != "none":
+                raise UsageError(f"loss: {self.loss} under autocast is not described", hint="amp none, or loss chunked")
         if self.attention in KERNELS and self.target != "cuda":
             raise UsageError(f"attention: {self.attention} is a kernel of cuda, and the target is {self.target}")
         if self.gpu and not re.fullmatch(r"\d{1,2}\.\d", self.gpu):

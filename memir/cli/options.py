@@ -89,6 +89,7 @@ _OPTIONS: tuple[Decorator, ...] = (
         "--accumulate", "recipe_accumulate", type=int, metavar="N", default=1, show_default=True, help="Micro-batches a step."
     ),
     _choice("checkpoint", "Activation checkpointing: full is around every layer."),
+    _choice("loss", "The model's own; Liger's fused linear cross entropy (fp32: it accumulates so); torchtune's in 8 chunks."),
     click.option("--lora", metavar="SPEC", help="Train low-rank adapters: r=16,alpha=32,targets=q_proj,v_proj."),
     click.option(
         "--quantize",

@@ -12,6 +12,7 @@ from torch.utils.checkpoint import checkpoint
 
 from memir.errors import UsageError
 from memir.frontend.loaded import LoadedModel
+from memir.frontend.losses import fuse_loss
 from memir.frontend.quantize import adapt_forward, quantize_linear_layers
 from memir.recipe import Lora, Recipe
 
@@ -30,6 +31,8 @@ def prepare(loaded: LoadedModel, recipe: Recipe) -> nn.Module:
             where=loaded.source,
             hint="set requires_grad on some parameters, or use  --mode forward",
         )
+    if recipe.loss != "model":
+        fuse_loss(module, loaded, recipe)
     if recipe.checkpoint == "full":
         _checkpoint_layers(module, loaded)
     if not recipe.dropout:

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 
-from memir.ir import bitsandbytes
+from memir.ir import bitsandbytes, liger
 from memir.ir.attention import efficient_backward, efficient_forward, flash_backward
 from memir.ir.core import Op, Value
 from memir.ir.dtypes import ITEMSIZE
@@ -126,6 +126,7 @@ _ELEMENTWISE = ("add", "sub", "mul", "div", "pow", "where", "maximum", "minimum"
 
 _SCRATCH: dict[tuple[str, str], Scratch] = {
     **bitsandbytes.RULES,
+    **liger.RULES,
     ("cuda", "aten._softmax_backward_data"): _softmax_backward_cuda,
     ("cpu", "aten._scaled_dot_product_flash_attention_for_cpu"): _flash_cpu,
     ("cpu", "aten._scaled_dot_product_flash_attention_for_cpu_backward"): _flash_cpu_backward,
