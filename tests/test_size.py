@@ -188,5 +188,5 @@ def test_the_next_power_of_two() -> None:
         assert quotient <= value < 2 * quotient
         assert value & (value - 1) == 0
         assert rows.substitute({"B": 2, "S": seq}) is Size.of(value)
-        assert to_sympy(rows).subs({"B": 2, "S": seq}) == value
+        assert to_sympy(rows).subs({to_sympy(B): 2, to_sympy(S): seq}) == value
     assert (rows - 1).is_nonnegative
