@@ -123,5 +123,5 @@ def test_a_state_of_another_model() -> None:
     state = freezer.state_dict()
     with pytest.raises(UsageError, match="3 layers"):
         freezer.load_state_dict({**state, "num_layers": 3})
-    with pytest.raises(UsageError, match="no parameter 'wte.weight'"):
+    with pytest.raises(UsageError, match=r"no parameter 'wte\.weight'"):
         freezer.load_state_dict({**state, "before": {"parameters": ["wte.weight"], "tied": [], "modules": []}})

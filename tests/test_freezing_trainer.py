@@ -25,8 +25,8 @@ class Samples(torch.utils.data.Dataset[dict[str, torch.Tensor]]):
         return {"input_ids": row, "labels": row, "attention_mask": torch.ones_like(row)}
 
 
-def trained(folder: Path, callback: FreezingCallback | None, resume: str | None = None, **settings: Any) -> Any:
-    arguments = transformers.TrainingArguments(
+def arguments(folder: Path, **settings: Any) -> Any:
+    return transformers.TrainingArguments(
         output_dir=str(folder),
         num_train_epochs=6,
         per_device_train_batch_size=2,
@@ -40,9 +40,12 @@ def trained(folder: Path, callback: FreezingCallback | None, resume: str | None 
         disable_tqdm=True,
         **settings,
     )
+
+
+def trained(folder: Path, callback: FreezingCallback, resume: str | None = None, **settings: Any) -> Any:
     model = hugging_face("llama", tie_word_embeddings=False)
-    callbacks = [callback] if callback else []
-    trainer = transformers.Trainer(model=model, args=arguments, train_dataset=Samples(), callbacks=callbacks)
+    args = arguments(folder, **settings)
+    trainer = transformers.Trainer(model=model, args=args, train_dataset=Samples(), callbacks=[callback])
     trainer.train(resume_from_checkpoint=resume)
     return trainer
 
@@ -70,19 +73,21 @@ def test_it_freezes_and_says_so(plain: tuple[Any, FreezingCallback, Path]) -> No
     assert {id(p) for p in trainer.optimizer.state} == trains
 
 
-@pytest.mark.parametrize("settings", [{}, {"gradient_accumulation_steps": 2}])
+@pytest.mark.parametrize(("settings", "percentile"), [({}, 50), ({"gradient_accumulation_steps": 2}, 80)])
 def test_with_a_cache_the_losses_are_the_same(
-    plain: tuple[Any, FreezingCallback, Path], tmp_path: Path, settings: dict[str, Any]
+    plain: tuple[Any, FreezingCallback, Path], tmp_path: Path, settings: dict[str, Any], percentile: float
 ) -> None:
-    expected = plain[0] if not settings else trained(tmp_path / "plain", FreezingCallback(num_intervals=6), **settings)
+    expected = plain[0]
+    if settings:
+        expected = trained(tmp_path / "plain", FreezingCallback(num_intervals=6, percentile=percentile), **settings)
     cache = ActivationCache(tmp_path / "activations")
-    callback = FreezingCallback(num_intervals=6, cache=cache)
+    callback = FreezingCallback(num_intervals=6, percentile=percentile, cache=cache)
     trainer = trained(tmp_path / "cached", callback, **settings)
     assert callback.freezer is not None
     assert losses(trainer) == pytest.approx(losses(expected), rel=1e-4)
     assert cache.problem == ""
-    assert cache.hits > 4
-    assert cache.ahead > 4  # read ahead of need, through accelerate's loader
+    assert cache.hits >= 4
+    assert cache.ahead >= 4  # read ahead of need, through accelerate's loader
     cache.close()
 
 

@@ -140,7 +140,8 @@ class ActivationCache:
             if future is not None:
                 found = future.result()
                 self.ahead += found is not None
-            if found is None or found.cut < self._newest[0]:
+            cut, newest = self._newest
+            if found is None or (found.cut < cut and newest.has_all(samples.keys)):
                 found = self._read(samples) or found
         except OSError as error:
             self.turn_off(f"activations cannot be read: {error}")
