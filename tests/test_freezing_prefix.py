@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -14,6 +15,7 @@ from torch.utils.checkpoint import checkpoint
 from memir.errors import InconclusiveError, UsageError
 from memir.freezing import AutoFreeze, FrozenPrefix
 from memir.runtime.freezing.frozen import FrozenModule
+from memir.runtime.measure import measure_cpu
 from tests.decoders import Decoder, decoder, ids
 
 TINY = {"hidden_size": 16, "num_hidden_layers": 3, "num_attention_heads": 2, "vocab_size": 31}
@@ -154,6 +156,33 @@ def test_frozen_modules_stay_in_eval_and_run_without_gradients() -> None:
     assert not any(isinstance(m, FrozenModule) for m in model.modules())
 
 
+def test_it_takes_the_bytes_of_requires_grad_false() -> None:
+    """By the allocator's accounting, step by step: nothing is kept for a frozen layer, nothing is added."""
+
+    def build(by_hand: bool) -> Callable[[], Callable[[], object]]:
+        def made() -> Callable[[], object]:
+            model, x = decoder(), ids()
+            if by_hand:
+                for name, parameter in model.named_parameters():
+                    parameter.requires_grad_(name.startswith(("layers.2", "layers.3", "last_norm", "head")))
+            else:
+                frozen(model, 2)
+            optimizer = torch.optim.AdamW([p for p in model.parameters() if p.requires_grad])
+
+            def step() -> None:
+                model(x, x).backward()
+                optimizer.step()
+                optimizer.zero_grad()
+
+            return step
+
+        return made
+
+    ours, theirs = measure_cpu(build(False)), measure_cpu(build(True))
+    assert (ours.at_start, ours.peak, ours.at_end) == (theirs.at_start, theirs.peak, theirs.at_end)
+    assert [event.delta for event in ours.timeline] == [event.delta for event in theirs.timeline]
+
+
 def test_a_copy_of_the_model_is_its_own() -> None:
     model = decoder()
     prefix = frozen(model, 2)
@@ -193,9 +222,19 @@ def test_a_model_without_layers() -> None:
 
 def test_a_layer_whose_forward_was_replaced() -> None:
     model = decoder()
-    model.layers[0].forward = model.layers[0].forward  # type: ignore[method-assign]
-    with pytest.raises(InconclusiveError, match="set on the object"):
-        frozen(model, 1)
+    model.layers[1].forward = model.layers[1].forward  # type: ignore[method-assign]
+    with pytest.raises(InconclusiveError, match="layer 1 has a forward that was set on the object"):
+        frozen(model, 2)
+    assert not any(isinstance(m, FrozenModule) for m in model.modules())  # nothing was frozen by halves
+
+
+def test_models_that_cannot_be_frozen() -> None:
+    with pytest.raises(UsageError, match=r"torch\.compile"):
+        FrozenPrefix(torch.compile(decoder(), backend="eager"))
+    sharded = decoder()
+    sharded.__class__ = type("FSDPDecoder", (Decoder, type("FSDPModule", (), {})), {})  # as fully_shard makes it
+    with pytest.raises(UsageError, match="sharded by FSDP"):
+        FrozenPrefix(sharded)
 
 
 def test_reentrant_checkpointing_of_transformers_still_trains() -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import random
 from collections.abc import Callable
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -46,8 +47,9 @@ def train(
     cuts: dict[int, int],
     make: Callable[[list[int]], Batch] = padded,
     num_epochs: int = 4,
+    around: Callable[[], Any] = nullcontext,
 ) -> list[float]:
-    """The loss of each step; `cuts` says from which epoch on which cut holds."""
+    """The loss of each step; `cuts` says from which epoch on which cut holds, `around` what forward passes run in."""
     torch.manual_seed(1)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
     prefix = FrozenPrefix(model, optimizer, cache)
@@ -57,7 +59,8 @@ def train(
     for epoch, dealt in enumerate(epochs(num_epochs)):
         prefix.set_cut(max([cut for at, cut in cuts.items() if at <= epoch], default=0))
         for batch in prefix.batches(make(numbers) for numbers in dealt):
-            out = model(**batch)
+            with around():
+                out = model(**batch)
             loss = out if isinstance(out, Tensor) else out.loss
             loss.backward()
             optimizer.step()
@@ -79,6 +82,25 @@ def test_the_same_training_as_without_a_cache(tmp_path: Path, on_disk: bool) -> 
     assert (cache.problem, cache.full, cache.hits, cache.misses, cache.samples) == ("", "", 8, 4, 8)
     tokens = sum(4 + n % 6 for n in range(8))
     assert cache.nbytes == tokens * 16 * 4  # without padding
+    cache.close()
+
+
+@pytest.mark.parametrize("shared", [False, True])
+def test_under_autocast_the_same_too(shared: bool) -> None:
+    """Autocast keeps casts of weights; those that were made without gradients must not reach the layers that train."""
+
+    def run(cache: ActivationCache | None, cuts: dict[int, int]) -> tuple[list[float], Decoder]:
+        model = decoder()
+        if shared:
+            model.layers[3].mlp = model.layers[0].mlp
+        return train(model, cache, cuts, num_epochs=2, around=lambda: torch.autocast("cpu", torch.bfloat16)), model
+
+    cache = ActivationCache()
+    (expected, plain), (found, cached) = run(None, {0: 2}), run(cache, {0: 2})
+    assert found == expected
+    assert all(torch.equal(a, b) for a, b in zip(plain.parameters(), cached.parameters(), strict=True))
+    assert not torch.equal(cached.layers[3].mlp[0].weight, decoder().layers[0 if shared else 3].mlp[0].weight)  # it trains
+    assert (cache.hits > 0) == (not shared)
     cache.close()
 
 

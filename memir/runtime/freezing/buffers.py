@@ -28,12 +28,12 @@ def digest_of(tensor: Tensor) -> bytes:
     return digest.digest()
 
 
-def fingerprint(model: nn.Module, names: frozenset[str], frozen: list[nn.Module], cut: int, late: tuple[str, ...]) -> str:
+def fingerprint(model: nn.Module, frozen: list[nn.Module], cut: int, late: tuple[str, ...]) -> str:
     """What a cached activation depends on besides the sample, as hexadecimal text.
 
-    The cut; the parameters named in `names`, and the model's buffers (rotary tables) but those whose names begin with one of
-    `late`, the layers that still train: values, shapes and dtypes; the frozen modules as they print themselves (classes,
-    sizes, epsilons); the numbers of a configuration (a window, a scale).
+    The cut; all parameters that do not train, and the buffers (rotary tables), but those whose names begin with one of `late`,
+    the layers behind the cut: values, shapes and dtypes; the frozen modules as they print themselves (classes, sizes,
+    epsilons); the numbers of a configuration (a window, a scale).
     """
     digest = hashlib.blake2b(digest_size=16)
     digest.update(f"cut {cut}\n".encode())
@@ -42,9 +42,10 @@ def fingerprint(model: nn.Module, names: frozenset[str], frozen: list[nn.Module]
     config: Any = getattr(model, "config", None)
     plain = config.to_dict() if hasattr(config, "to_dict") else getattr(config, "__dict__", {})
     digest.update(repr(_numbers(plain)).encode())
-    tensors: dict[str, Tensor] = {name: p for name, p in model.named_parameters() if name in names}
-    tensors.update((name, buffer) for name, buffer in model.named_buffers() if not name.startswith(late))
-    for name, tensor in tensors.items():
+    fixed = [item for item in model.named_parameters() if not item[1].requires_grad]
+    for name, tensor in (*fixed, *model.named_buffers()):
+        if late and name.startswith(late):
+            continue
         digest.update(f"{name} {tensor.dtype} {tuple(tensor.shape)}\n".encode())
         digest.update(digest_of(tensor))
     return digest.hexdigest()

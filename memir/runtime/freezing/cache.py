@@ -47,7 +47,8 @@ class ActivationCache:
     folder      a folder of this run, on a disk; None: host memory
     layout      "packed": activations end to end, without padding; "padded": a place of `max_tokens` each, so that the room
                 is known before the first is written: with `samples` it is asked for at once
-    max_nbytes  beyond it nothing more is written; default: the disk's end, or half of the host's memory that is free now
+    max_nbytes  beyond it nothing more is written; default: the disk's end, or half of the host's memory that is free now,
+                shared by this machine's processes
     depth       batches that are read ahead
 
     UsageError at once where the folder cannot be made or written, or has too little room for `samples`.
@@ -82,7 +83,8 @@ class ActivationCache:
         if self.folder is not None:
             _probe(self.folder)
         elif max_nbytes is None:
-            self._max_nbytes = os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE") // 2
+            free = os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+            self._max_nbytes = free // 2 // int(os.environ.get("LOCAL_WORLD_SIZE", "1"))
 
     @property
     def nbytes(self) -> int:
@@ -143,8 +145,8 @@ class ActivationCache:
             cut, newest = self._newest
             if found is None or (found.cut < cut and newest.has_all(samples.keys)):
                 found = self._read(samples) or found
-        except OSError as error:
-            self.turn_off(f"activations cannot be read: {error}")
+        except Exception as error:  # of whatever kind: the training goes on without
+            self.turn_off(f"activations cannot be read: {type(error).__name__}: {error}")
         self.hits, self.misses = self.hits + (found is not None), self.misses + (found is None)
         return found
 
@@ -180,6 +182,7 @@ class ActivationCache:
         for store in self._stores.values():
             store.close()
         self._stores.clear()
+        self.problem = self.problem or "closed"
 
     # -- in the background
 
@@ -207,8 +210,8 @@ class ActivationCache:
         except FullError as error:
             self.full = str(error)
             LOG.warning("the activation cache takes no more, samples that are not in it are computed: %s", error)
-        except (MemirError, OSError) as error:
-            self.turn_off(str(error))
+        except Exception as error:  # of whatever kind: it happens in a thread, and nobody else would hear of it
+            self.turn_off(str(error) if isinstance(error, MemirError) else f"{type(error).__name__}: {error}")
 
     def _forget(self) -> None:
         """Ends what is under way before the stores change."""

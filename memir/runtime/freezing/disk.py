@@ -242,11 +242,12 @@ class DiskStore:
         if files.map is None or len(files.map) < end:
             if os.fstat(files.data).st_size < end:
                 return None
-            files.map = mmap.mmap(files.data, 0, access=mmap.ACCESS_COPY)  # writable in memory only: frombuffer asks for it
-        if zlib.crc32(memoryview(files.map)[entry.offset : end]) != entry.checksum:
-            return None
-        count = nbytes // self._dtype.itemsize
-        return torch.frombuffer(files.map, dtype=self._dtype, offset=entry.offset, count=count).view(entry.tokens, -1)
+            files.map = mmap.mmap(files.data, 0, access=mmap.ACCESS_READ)
+        tensor = torch.empty((entry.tokens, self._header.width), dtype=self._dtype)
+        view = bytes_of(tensor)
+        with memoryview(files.map) as mapped:
+            view[:] = mapped[entry.offset : end]
+        return tensor if zlib.crc32(view) == entry.checksum else None
 
 
 def _write(handle: int, view: memoryview, offset: int) -> None:

@@ -61,16 +61,17 @@ def freeze_module(module: nn.Module) -> None:
     module.eval()
 
 
-def freeze_layer(layer: nn.Module, prefix: FrozenPrefix, number: int) -> None:
-    """Makes `layer` the prefix's frozen layer `number`.
-
-    InconclusiveError where something has replaced the forward of this very object (accelerate does, for a device map).
-    """
+def check_layer(layer: nn.Module, number: int) -> None:
+    """InconclusiveError where something has replaced the forward of this very object (accelerate does, for a device map)."""
     if "forward" in vars(layer):
         raise InconclusiveError(
             f"layer {number} has a forward that was set on the object, over that of its class {type(layer).__name__}",
             hint="load the model without a device_map",
         )
+
+
+def freeze_layer(layer: nn.Module, prefix: FrozenPrefix, number: int) -> None:
+    """Makes `layer` the prefix's frozen layer `number`."""
     if not isinstance(layer, FrozenLayer):
         layer.__class__ = _over(FrozenLayer, type(layer))
     layer._memir_link = Link(prefix, number)  # type: ignore[assignment]

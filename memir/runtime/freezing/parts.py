@@ -11,7 +11,6 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
-import torch
 from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
@@ -32,7 +31,12 @@ def unwrapped(model: nn.Module) -> nn.Module:
     """The module inside DistributedDataParallel. UsageError for a compiled one, whose graph is already made."""
     if isinstance(model, DistributedDataParallel):
         model = model.module
-    if isinstance(model, torch._dynamo.eval_frame.OptimizedModule):
+    if {"FullyShardedDataParallel", "FSDPModule"} & {base.__name__ for base in type(model).__mro__}:
+        raise UsageError(
+            "a model that is sharded by FSDP cannot be frozen while it trains: its shards are made of all parameters",
+            hint="freeze before sharding, or train with DistributedDataParallel",
+        )
+    if "OptimizedModule" in {base.__name__ for base in type(model).__mro__}:  # by name: importing torch._dynamo takes seconds
         raise UsageError(
             "a model compiled by torch.compile cannot be frozen layer by layer: its graph is fixed",
             hint="give the model itself, uncompiled",

@@ -13,7 +13,7 @@ from torch.optim import Optimizer
 from memir.errors import MemirError, UsageError
 from memir.runtime.freezing.cache import ActivationCache
 from memir.runtime.freezing.distributed import rebuild_reducers
-from memir.runtime.freezing.frozen import freeze_layer, freeze_module, thaw_class
+from memir.runtime.freezing.frozen import check_layer, freeze_layer, freeze_module, thaw_class
 from memir.runtime.freezing.parts import Before, Observer, find_layers, unwrapped
 from memir.runtime.freezing.reuse import Reuse
 from memir.runtime.freezing.samples import arguments_of, samples_of
@@ -41,6 +41,7 @@ class FrozenPrefix:
         self._before: Before | None = None
         self._observer: Observer | None = Observer(self.model, self.paths)
         self._reuse: Reuse | None = None
+        self._shared: tuple[str, ...] = ()  # parameters of the prefix that train on
 
     @property
     def before(self) -> Before | None:
@@ -79,23 +80,25 @@ class FrozenPrefix:
                 hint="call observe(...) with a batch first, as the model is called in training",
             )
         for number in range(self.cut, cut):
+            check_layer(self.layers[number], number)
+        for number in range(self.cut, cut):
             freeze_layer(self.layers[number], self, number)
         self.cut = cut
         for path in self.before.modules:
             freeze_module(self.model.get_submodule(path))
-        names, shared = self._frozen_names()
+        names, self._shared = self._frozen_names()
         self._give_up(names)
         rebuild_reducers(self.model)
         if self.cache is not None:
             if self._reuse is None:
                 self._reuse = Reuse(self, self.cache)
-            self._reuse.begin_cut(cut, names, shared)
-        return self._told(shared)
+            self._reuse.begin_cut(cut, self._shared)
+        return self._told()
 
     def batches(self, loader: Iterable[Any]) -> Iterator[Any]:
         """The loader's batches, read ahead so that cached activations are there when a batch's turn comes.
 
-        A dictionary is what the model is called with by name, a tuple or list by position.
+        A dictionary is what the model is called with by name, a tuple or list by position, a tensor alone.
         """
         if self.cache is None:
             yield from loader
@@ -112,7 +115,10 @@ class FrozenPrefix:
         """Has the cache read what this batch needs, in the background. A batch that it cannot tell is left alone."""
         if self.cache is None or not self.cut or not self.cache.is_on:
             return
-        args, kwargs = ((), batch) if isinstance(batch, Mapping) else (tuple(batch), {})
+        args: tuple[Any, ...] = tuple(batch) if isinstance(batch, tuple | list) else ()
+        kwargs = dict(batch) if isinstance(batch, Mapping) else {}
+        if isinstance(batch, torch.Tensor):
+            args = (batch,)
         try:
             self.cache.announce(samples_of(arguments_of(self.model, args, kwargs)))
         except MemirError:
@@ -122,6 +128,8 @@ class FrozenPrefix:
         """A frozen layer's forward."""
         with torch.no_grad():
             result = own(*args, **kwargs) if self._reuse is None else self._reuse.layer(number, own, args, kwargs)
+        if self._shared:  # autocast of older PyTorch hands a cast made without gradients to the later layer that trains it
+            torch.clear_autocast_cache()
         if number == self.cut - 1 and self.model.training and self._is_reentrant():
             next(iter(result if isinstance(result, tuple) else (result,))).requires_grad_(True)
         return result
@@ -170,12 +178,12 @@ class FrozenPrefix:
                 if self.optimizer is not None:
                     self.optimizer.state.pop(parameter, None)
 
-    def _told(self, shared: tuple[str, ...]) -> str:
+    def _told(self) -> str:
         trained = sum(p.numel() for p in self.model.parameters() if p.requires_grad)
         total = sum(p.numel() for p in self.model.parameters())
         text = f"{trained / 1e6:.1f} M of {total / 1e6:.1f} M parameters stay trainable"
-        if shared:
-            text += f"; {', '.join(shared)} too: used after the frozen layers as well (tied or shared)"
+        if self._shared:
+            text += f"; {', '.join(self._shared)} too: used after the frozen layers as well (tied or shared)"
         return text
 
     def _is_reentrant(self) -> bool:

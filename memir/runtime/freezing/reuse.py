@@ -52,7 +52,6 @@ class Reuse:
         self.model = prefix.model
         self._cache = cache
         self._cut = 0
-        self._names: frozenset[str] = frozenset()
         self._checked = self._checking = False
         self._found: Found | None = None  # where this pass begins
         self._write: Samples | None = None  # whose activations this pass computes and keeps
@@ -61,9 +60,9 @@ class Reuse:
         self._stop = False
         self._handle = self.model.register_forward_pre_hook(_Begin(self), with_kwargs=True)
 
-    def begin_cut(self, cut: int, names: frozenset[str], shared: tuple[str, ...]) -> None:
-        """The prefix has grown: `names` are the parameters that are frozen now, `shared` those in it that still train."""
-        self._cut, self._names, self._checked = cut, names, False
+    def begin_cut(self, cut: int, shared: tuple[str, ...]) -> None:
+        """The prefix has grown; `shared` are the parameters in it that still train."""
+        self._cut, self._checked = cut, False
         if shared:
             self._cache.turn_off(
                 f"{', '.join(shared)} still train{'s' if len(shared) == 1 else ''} through what follows, so the frozen layers' "
@@ -88,7 +87,7 @@ class Reuse:
             self._found = self._cache.take(samples)
         except (MemirError, OSError) as error:
             self._cache.turn_off(str(error))
-            return
+            return  # and the prefix is computed
         if self._found is None or self._found.cut < self._cut:
             self._write = samples
 
@@ -149,11 +148,12 @@ class Reuse:
                     )
         finally:
             self._checking, self._found, self._seen = False, None, None
+            torch.clear_autocast_cache()  # older releases of PyTorch hand casts made without gradients to the pass that trains
             for module, training in modes:
                 module.training = training
         late = tuple(f"{path}." for path in prefix.paths[self._cut :])
         frozen = list(prefix.layers[: self._cut])
-        mark = fingerprint(self.model, self._names, frozen, self._cut, late)
+        mark = fingerprint(self.model, frozen, self._cut, late)
         self._cache.open(mark, self._cut, hidden.shape[-1], hidden.dtype)
         self._checked = True
 
