@@ -4,15 +4,21 @@ from __future__ import annotations
 
 import io
 import logging
+import subprocess
+import sys
+from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 
+import memir.freezing
 from memir.errors import UsageError
 from memir.freezing import AutoFreeze
 from memir.runtime.freezing.change import decide
 from tests.decoders import Decoder, decoder, ids
+
+ROOT = Path(__file__).resolve().parent.parent
 
 
 def make(**options: Any) -> tuple[Decoder, torch.optim.Optimizer, AutoFreeze]:
@@ -101,6 +107,14 @@ def test_a_gradient_that_is_no_number_freezes_nothing(caplog: pytest.LogCaptureF
     assert freezer.cut == 0
     assert "not a finite number" in caplog.text
     optimizer.zero_grad()
+
+
+def test_transformers_is_imported_for_the_callback_only() -> None:
+    code = "import sys, memir.freezing; assert 'transformers' not in sys.modules; memir.freezing.FreezingCallback"
+    done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    with pytest.raises(AttributeError, match="no attribute 'Freezing'"):
+        memir.freezing.Freezing  # noqa: B018
 
 
 def test_at_most() -> None:

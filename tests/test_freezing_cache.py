@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import signal
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -283,11 +285,22 @@ def test_a_folder_that_cannot_be_written(tmp_path: Path) -> None:
             ActivationCache(folder)
 
 
-@pytest.mark.skipif(os.geteuid() == 0, reason="root may write to a read-only folder")
-def test_a_read_only_folder(tmp_path: Path) -> None:
-    tmp_path.chmod(0o500)
-    with pytest.raises(UsageError, match="Permission denied"):
+def test_a_read_only_file_system(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """From the beginning, and from the next cut on; said by the system, since root may write to any folder."""
+    cache = opened(ActivationCache(tmp_path))
+    real = os.open
+
+    def read_only(path: Any, flags: int, *more: Any, **options: Any) -> int:
+        if flags & (os.O_RDWR | os.O_WRONLY):
+            raise OSError(errno.EROFS, os.strerror(errno.EROFS), path)
+        return real(path, flags, *more, **options)
+
+    monkeypatch.setattr(os, "open", read_only)
+    with pytest.raises(UsageError, match="activations cannot be written: Read-only file system"):
         ActivationCache(tmp_path)
+    with pytest.raises(UsageError, match="activations cannot be written: Read-only file system"):
+        opened(cache, 3)
+    cache.close()
 
 
 def test_writing_that_fails_later_turns_it_off(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:

@@ -17,7 +17,7 @@ from torch.optim import Optimizer
 from memir.errors import InconclusiveError, UsageError
 from memir.runtime.freezing.cache import ActivationCache
 from memir.runtime.freezing.change import Decision, GradientSums, decide
-from memir.runtime.freezing.distributed import agreed
+from memir.runtime.freezing.distributed import agreed, rank
 from memir.runtime.freezing.parts import Before
 from memir.runtime.freezing.prefix import FrozenPrefix
 
@@ -48,7 +48,7 @@ class AutoFreeze:
     cache       keeps the frozen layers' activations; iterate over `batches(loader)` to have them read ahead
     predict     what a cut takes: (peak bytes, time as a ratio to cut 0); each event then says what it bought
 
-    Events are logged by the logger `memir.freezing` and kept in `events`. UsageError for values that cannot be.
+    Events are logged by the logger `memir.freezing`, on rank 0, and kept in `events`. UsageError for values that cannot be.
     """
 
     def __init__(
@@ -164,7 +164,8 @@ class AutoFreeze:
             why = f"{why}; {self.prefix.set_cut(decision.cut)}{self._bought(decision.old, decision.cut)}"
         event = Event(self.num_steps, decision.old, decision.cut, why)
         self.events.append(event)
-        LOG.info("step %d: cut %d of %d: %s", event.step, event.cut, len(self.prefix.layers), why)
+        if rank() == 0:
+            LOG.info("step %d: cut %d of %d: %s", event.step, event.cut, len(self.prefix.layers), why)
         return event if event.cut > event.old else None
 
     def _bought(self, old: int, cut: int) -> str:
