@@ -34,8 +34,17 @@ def sources() -> list[str]:
 
 
 def topics() -> tuple[list[str], list[str]]:
-    """The language reference's topics as `help()` shows them: those to train on, those to test on."""
-    found = [text for _, text in sorted(pydoc_data.topics.topics.items())]
+    """The language reference's topics as `help()` shows them: those to train on, those to test on.
+
+    Topics repeat and contain one another, so each paragraph counts where it comes first, and the two share none.
+    """
+    seen: set[str] = set()
+    found = []
+    for _, text in sorted(pydoc_data.topics.topics.items()):
+        new = [part for part in dict.fromkeys(text.split("\n\n")) if part.strip() and part not in seen]
+        seen.update(new)
+        if new:
+            found.append("\n\n".join(new))
     return [t for n, t in enumerate(found) if n % HELD_OUT], found[::HELD_OUT]
 
 
