@@ -118,6 +118,8 @@ def _finetune(found: Mapping[str, Any]) -> Iterator[str]:
     hits, misses = (sum(cache[name] for cache in caches) for name in ("hits", "misses"))
     ahead = sum(cache["ahead"] for cache in caches)
     yield f"Of {hits + misses} batches behind a cut {hits} began from the cache, {ahead} of them read ahead."
+    if "note" in found:
+        yield f"\nNote: {found['note']}"
 
 
 def _head(titles: list[str]) -> Iterator[str]:
