@@ -28,6 +28,7 @@ ALLOWED = {
     "backends": DATA | {"analysis", "allocator", "cuda", "formulas", "report"},
     "frontend": DATA | {"cuda"},
     "runtime": DATA | {"analysis", "frontend", "api"},
+    "freezing": {"runtime"},
     "registry": {"errors"},
     "options": {"errors", "ir", "registry"},
     "pipeline": DATA | {"analysis", "options", "registry"},
