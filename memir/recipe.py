@@ -9,6 +9,7 @@ from memir.errors import UsageError
 
 DTYPES = ("bf16", "f16", "f32")
 KERNELS = ("flash", "efficient", "cudnn", "math")  # of scaled_dot_product_attention on CUDA
+TRAINERS_CLIP = 1.0  # transformers/training_args.py, TrainingArguments.max_grad_norm
 CHOICES = {
     "target": ("cuda", "cpu"),
     "dtype": DTYPES,
@@ -17,6 +18,7 @@ CHOICES = {
     "amp": ("none", "bf16", "f16"),
     "checkpoint": ("none", "full"),
     "mode": ("train", "forward"),
+    "loop": ("plain", "trainer"),
     "zero_grad": ("first", "last"),
     "batch_kind": ("full", "padded"),
 }
@@ -107,13 +109,14 @@ class Recipe:
     attention: str = "sdpa"  # PyTorch chooses the kernel; one of KERNELS: only that one; "eager": Hugging Face's own operators
     optimizer: str = "adamw"  # any torch.optim class by name, or "none"
     optimizer_impl: str = "default"  # "foreach", "fused", "for-loop"; "default" is what PyTorch picks on the target
-    clip: float = 0.0  # max norm for clip_grad_norm_; 0 is none
+    clip: float | None = None  # max norm for clip_grad_norm_; 0 is none. None becomes the loop's own: 1 in trainer, 0 in plain
     accumulate: int = 1  # micro-batches a step
     checkpoint: str = "none"  # "none" or "full": torch.utils.checkpoint (use_reentrant=False) around every layer
     lora: Lora | None = None
     quantize: Quantize | None = None  # 4-bit base weights; they need adapters to train
     dropout: bool = True  # False sets every dropout probability to 0
     mode: str = "train"  # "train", or "forward": one forward pass without gradients
+    loop: str = "plain"  # "trainer": the step as Hugging Face's Trainer runs it (memir/frontend/trainer.py); "plain": written by hand
     keep_outputs: bool = False  # the caller's variable holds the outputs during backward and through the next forward
     function: bool = False  # the step is a function of its own: outputs that are kept die at its end, not in the next forward
     zero_grad: str = "last"  # zero_grad(set_to_none=True) "first" (before forward) or "last" (after the optimizer step)
@@ -131,7 +134,26 @@ class Recipe:
             raise UsageError(f"attention: {self.attention} is a kernel of cuda, and the target is {self.target}")
         if self.gpu and not re.fullmatch(r"\d{1,2}\.\d", self.gpu):
             raise UsageError(f"gpu: {self.gpu!r} is no compute capability", hint='write it as  "9.0"')
+        if self.clip is None:
+            object.__setattr__(self, "clip", TRAINERS_CLIP if self.loop == "trainer" and self.mode == "train" else 0.0)
+        if self.loop == "trainer":
+            self._check_trainer()
         if self.accumulate < 1:
             raise UsageError(f"accumulate: {self.accumulate} is not a positive number of micro-batches")
-        if self.clip < 0:
+        if self.clip is not None and self.clip < 0:
             raise UsageError(f"clip: {self.clip:g} is negative")
+
+    @property
+    def masked(self) -> bool:
+        """Whether the batch has an attention mask: a padded one has, and Trainer's collators always make one."""
+        return self.batch_kind == "padded" or self.loop == "trainer"
+
+    def _check_trainer(self) -> None:
+        """UsageError for what Hugging Face's Trainer does not do."""
+        hint = "use  --loop plain"
+        if self.mode != "train":
+            raise UsageError("loop: trainer is a training step, and the mode is forward", hint=hint)
+        if self.keep_outputs or self.function:
+            raise UsageError("loop: Trainer drops the outputs before backward; it is no loop that keeps them", hint=hint)
+        if self.zero_grad == "first":
+            raise UsageError("loop: Trainer frees gradients after the optimizer step, not before forward", hint=hint)

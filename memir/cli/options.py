@@ -83,7 +83,7 @@ _OPTIONS: tuple[Decorator, ...] = (
     ),
     _choice("optimizer_impl", "Implementation of the optimizer; default is what PyTorch picks."),
     click.option(
-        "--clip", "recipe_clip", type=float, metavar="NORM", default=0.0, help="Clip the gradient norm.  [default: no clipping]"
+        "--clip", "recipe_clip", type=float, metavar="NORM", help="Clip the gradient norm.  [default: 1 in trainer, else none]"
     ),
     click.option(
         "--accumulate", "recipe_accumulate", type=int, metavar="N", default=1, show_default=True, help="Micro-batches a step."
@@ -95,6 +95,7 @@ _OPTIONS: tuple[Decorator, ...] = (
         "--dropout", type=click.Choice(("on", "off")), default="on", show_default=True, help="Off sets every dropout to 0."
     ),
     _choice("mode", "A training step, or one forward pass without gradients."),
+    _choice("loop", "plain: a loop written by hand; trainer: the step as Hugging Face's Trainer runs it."),
     click.option(
         "--keep-outputs", "recipe_keep_outputs", is_flag=True, help="The loop's variable holds the outputs during backward."
     ),

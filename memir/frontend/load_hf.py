@@ -20,6 +20,7 @@ from memir.frontend.load_hf_config import first_lines, make_config, offline, ref
 from memir.frontend.load_layers import decoder_layers, mask_limit, position_limit, stated_limit
 from memir.frontend.load_values import plain_dict
 from memir.frontend.loaded import Call, LoadedModel
+from memir.frontend.trainer import sets_cache_off
 from memir.recipe import Recipe
 
 DTYPE = {"bf16": torch.bfloat16, "f16": torch.float16, "f32": torch.float32}
@@ -110,18 +111,19 @@ def _build(config: Any, recipe: Recipe, target: str, trust: bool, assumptions: l
 
 
 def call_of(module: nn.Module, recipe: Recipe, assumptions: list[str]) -> Call:
-    """The call of a transformers model with input_ids and labels, without a cache; the mask only for a padded batch."""
+    """The call of a transformers model with input_ids and labels, without a cache; the mask where the batch has one."""
     parameters = inspect.signature(module.forward).parameters
     ids = "input_ids" if "input_ids" in parameters else next(iter(parameters))
     has_labels = "labels" in parameters
     if not has_labels:
         assumptions.append("the model computes no loss: F.cross_entropy over the shifted logits is added")
-    constants: tuple[tuple[str, Any], ...] = (("use_cache", False),) if "use_cache" in parameters else ()
-    padded = recipe.batch_kind == "padded" and "attention_mask" in parameters
+    without_cache = "use_cache" in parameters and (recipe.loop == "plain" or sets_cache_off())
+    constants: tuple[tuple[str, Any], ...] = (("use_cache", False),) if without_cache else ()
+    masked = recipe.masked and "attention_mask" in parameters
     return Call(
         ids=ids,
         targets="labels" if has_labels else None,
-        mask="attention_mask" if padded else None,
+        mask="attention_mask" if masked else None,
         constants=constants,
         loss="attr:loss" if has_labels else "logits:attr:logits",
     )

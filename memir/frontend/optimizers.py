@@ -10,6 +10,7 @@ from torch import nn
 
 from memir.cuda.optimizers import default_form, forms
 from memir.errors import UsageError
+from memir.frontend import trainer
 from memir.recipe import Recipe
 
 
@@ -38,7 +39,8 @@ def resolved_impl(recipe: Recipe) -> str:
     cls = optimizer_class(recipe.optimizer)
     options = inspect.signature(cls).parameters
     if recipe.optimizer_impl == "default":
-        return default_form(cls.__name__, options, recipe.target)
+        trainers = trainer.form_of(recipe.optimizer) if recipe.loop == "trainer" else ""
+        return trainers or default_form(cls.__name__, options, recipe.target)
     if recipe.optimizer_impl not in forms(options):
         raise UsageError(f"--optimizer-impl: torch.optim.{cls.__name__} has no {recipe.optimizer_impl} form")
     return recipe.optimizer_impl
@@ -59,6 +61,7 @@ def make_optimizer(module: nn.Module, recipe: Recipe) -> torch.optim.Optimizer |
     if "lr" in accepted and accepted["lr"].default is inspect.Parameter.empty:
         options["lr"] = 1e-3
     try:
-        return cls([p for p in module.parameters() if p.requires_grad], **options)
+        trained = [p for p in module.parameters() if p.requires_grad]
+        return cls(trainer.groups(module) if recipe.loop == "trainer" else trained, **options)
     except (ValueError, RuntimeError, TypeError) as error:
         raise UsageError(f"--optimizer: torch.optim.{cls.__name__} cannot be built: {error}") from error
