@@ -116,7 +116,7 @@ class Recipe:
     quantize: Quantize | None = None  # 4-bit base weights; they need adapters to train
     dropout: bool = True  # False sets every dropout probability to 0
     mode: str = "train"  # "train", or "forward": one forward pass without gradients
-    loop: str = "plain"  # "trainer": the step as Hugging Face's Trainer runs it (memir/frontend/trainer.py); "plain": written by hand
+    loop: str = "plain"  # "trainer": the step as Hugging Face's Trainer runs it; "plain": written by hand
     keep_outputs: bool = False  # the caller's variable holds the outputs during backward and through the next forward
     function: bool = False  # the step is a function of its own: outputs that are kept die at its end, not in the next forward
     zero_grad: str = "last"  # zero_grad(set_to_none=True) "first" (before forward) or "last" (after the optimizer step)

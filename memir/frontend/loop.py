@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager, nullcontext
+from functools import reduce
 from typing import Any
 
 import torch
@@ -35,8 +36,8 @@ class Step:
     Calls `on_phase(name)` at the start of every phase: forward, backward, optimizer; with N > 1 micro-batches micro0.forward,
     micro0.backward, ..., `on_event(name)` before storages die without an operator (zero_grad, drop_outputs, drop_loss), and
     `on_loss(loss)` before backward.
-    The batch belongs to the caller and lives across steps. With `recipe.loop` "trainer" it is the step of Hugging Face's Trainer
-    (`memir.frontend.trainer`).
+    The batch belongs to the caller and lives across steps. With `recipe.loop` "trainer" it is the step of Hugging Face's
+    Trainer (`memir.frontend.trainer`).
     """
 
     def __init__(
@@ -66,7 +67,16 @@ class Step:
     def prime(self, batch: Batch) -> None:
         """Makes the scalars that a loop of Trainer's holds from its first step on."""
         self.begin(batch)
-        self.scalars = [torch.zeros(()) for _ in range(3 if self.recipe.clip else 2)] if self.is_trainers else []
+        if self.is_trainers:
+            self.scalars = [torch.zeros(()), torch.zeros(())]
+        if self.is_trainers and self.recipe.clip:  # the norm has the gradients' dtype
+            self.scalars.append(torch.zeros((), dtype=reduce(torch.promote_types, (p.dtype for p in self.parameters))))
+
+    def hold(self, loss: torch.Tensor) -> None:
+        """The loss of a micro-batch, which Trainer's loop keeps until the next one and adds up."""
+        if self.is_trainers:
+            self.scalars[1] = loss.detach()
+            self.scalars[0] += self.scalars[1]
 
     def held(self) -> dict[str, torch.Tensor]:
         """The scalars by name."""
@@ -141,9 +151,7 @@ class Step:
             self.on_loss(loss)
             self.on_phase(f"{prefix}backward")
             torch.autograd.backward(loss)
-            if self.is_trainers:
-                self.scalars[1] = loss.detach()
-                self.scalars[0] += self.scalars[1]
+            self.hold(loss)
             self.on_event("drop_loss")
             del loss
         self.on_phase("optimizer")

@@ -163,13 +163,15 @@ class _Tracing:
         self.answers.attach(recorder)
         with self._recording(recorder), torch.no_grad():
             recorder.on_phase("forward")
-            step.begin(self.batch)
+            step.prime(self.batch)
             outputs = step.forward(self.batch)
             loss = step.loss(outputs, self.batch)
             recorder.on_event("drop_outputs")
             del outputs
+            step.hold(loss)
             recorder.on_event("drop_loss")
             del loss
+        recorder.closed = True
         return recorder
 
     def steady_step(self) -> Recorder:

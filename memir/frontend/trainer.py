@@ -17,7 +17,7 @@ Not described: fp16's GradScaler, which holds two scalars.
 from __future__ import annotations
 
 import inspect
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import replace
 from typing import Any
 
@@ -65,7 +65,8 @@ def widened(outputs: Any) -> Any:
     if isinstance(outputs, torch.Tensor):
         return outputs.float() if outputs.dtype in (torch.float16, torch.bfloat16) else outputs
     if isinstance(outputs, Mapping):
-        return type(outputs)({name: widened(value) for name, value in outputs.items()})  # type: ignore[call-arg]
+        made: Callable[..., Any] = type(outputs)
+        return made({name: widened(value) for name, value in outputs.items()})
     if isinstance(outputs, tuple) and hasattr(outputs, "_fields"):
         return type(outputs)(*(widened(value) for value in outputs))
     if isinstance(outputs, (tuple, list)):
@@ -77,7 +78,7 @@ def groups(module: nn.Module) -> list[dict[str, Any]]:
     """The trained parameters with weight decay, then those without; an optimizer runs one group after the other."""
     from transformers.trainer import Trainer
 
-    decayed = set(Trainer.get_decay_parameter_names(None, module))  # type: ignore[arg-type]  # it uses no self
+    decayed = set(Trainer.get_decay_parameter_names(None, module))  # it uses no self
     trained = [(name, p) for name, p in module.named_parameters() if p.requires_grad]
     made = [[p for name, p in trained if (name in decayed) is decays] for decays in (True, False)]
     return [{"params": parameters} for parameters in made]
