@@ -13,7 +13,7 @@ TRAINERS_CLIP = 1.0  # transformers/training_args.py, TrainingArguments.max_grad
 CHOICES = {
     "target": ("cuda", "cpu"),
     "dtype": DTYPES,
-    "attention": ("sdpa", *KERNELS, "eager"),
+    "attention": ("sdpa", *KERNELS, "flash-attn-2", "eager"),
     "optimizer_impl": ("default", "foreach", "fused", "for-loop"),
     "amp": ("none", "bf16", "f16"),
     "checkpoint": ("none", "full"),
@@ -106,7 +106,8 @@ class Recipe:
     target: str = "cuda"  # whose kernels are followed: "cuda" or "cpu"
     dtype: str = "bf16"  # of parameters and activations
     amp: str = "none"  # torch.autocast around forward and loss, in this type
-    attention: str = "sdpa"  # PyTorch chooses the kernel; one of KERNELS: only that one; "eager": Hugging Face's own operators
+    # "sdpa": PyTorch chooses the kernel; one of KERNELS: only that one; "flash-attn-2": the package; "eager": Hugging Face's own
+    attention: str = "sdpa"
     optimizer: str = "adamw"  # any torch.optim class by name, or "none"
     optimizer_impl: str = "default"  # "foreach", "fused", "for-loop"; "default" is what PyTorch picks on the target
     clip: float | None = None  # max norm for clip_grad_norm_; 0 is none. None becomes the loop's own: 1 in trainer, 0 in plain
@@ -132,8 +133,12 @@ class Recipe:
             raise UsageError("quantize: 4-bit weights cannot be trained, and there are no adapters", hint=hint)
         if self.attention in KERNELS and self.target != "cuda":
             raise UsageError(f"attention: {self.attention} is a kernel of cuda, and the target is {self.target}")
+        if self.attention == "flash-attn-2" and self.target != "cuda":
+            raise UsageError(f"attention: flash-attn 2 is a package for cuda, and the target is {self.target}")
         if self.gpu and not re.fullmatch(r"\d{1,2}\.\d", self.gpu):
             raise UsageError(f"gpu: {self.gpu!r} is no compute capability", hint='write it as  "9.0"')
+        if self.attention == "flash-attn-2" and self.gpu and float(self.gpu) < 8:
+            raise UsageError(f"attention: flash-attn 2 needs compute capability 8.0, and the GPU has {self.gpu}")
         if self.clip is None:
             object.__setattr__(self, "clip", TRAINERS_CLIP if self.loop == "trainer" and self.mode == "train" else 0.0)
         if self.loop == "trainer":

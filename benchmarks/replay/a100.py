@@ -1,7 +1,7 @@
 """What was measured on one A100-80GB, written down by hand, and the step that memir is asked about.
 
 Source: github.com/foundation-model-stack/fms-acceleration, scripts/benchmarks/refs/a100_80gb.csv at commit 876e2ed. The run:
-Hugging Face Trainer (fms-hf-tuning), AdamW, gradient checkpointing, flash-attn 2, packed sequences; torch 2.4.1,
+Hugging Face Trainer (fms-hf-tuning), AdamW, gradient checkpointing, flash-attn 2, full sequences; torch 2.4.1,
 transformers 4.48.1, accelerate 1.0.1, peft 0.13.2, bitsandbytes 0.43.3. Bytes: peak is torch.cuda.max_memory_allocated, steady
 what is allocated after training.
 
@@ -12,15 +12,14 @@ what is allocated after training.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from memir.recipe import Lora, Quantize, Recipe
 
-CLIP = 1.0  # TrainingArguments.max_grad_norm
 LORA = Lora(r=16, targets=("q_proj", "k_proj", "v_proj", "o_proj"))
-FULL = Recipe(checkpoint="full", clip=CLIP)
-ADAPTED = Recipe(checkpoint="full", clip=CLIP, lora=LORA)
-BNB = Recipe(checkpoint="full", clip=CLIP, lora=LORA, quantize=Quantize(double=True, keep=True), amp="bf16")
+FULL = Recipe(loop="trainer", attention="flash-attn-2", checkpoint="full")
+ADAPTED = replace(FULL, lora=LORA)
+BNB = replace(ADAPTED, quantize=Quantize(double=True, keep=True), amp="bf16")
 RECIPES = {"full": FULL, "lora": ADAPTED, "accelerated-peft-bnb": BNB}
 # At S=4096 a window of 4096 hides nothing, and flash-attn 2 needs no mask for it.
 NO_WINDOW = {"sliding_window": "none"}

@@ -72,7 +72,11 @@ _OPTIONS: tuple[Decorator, ...] = (
     _choice("target", "Whose kernels and allocator are followed."),
     _choice("dtype", "Type of parameters and activations."),
     _choice("amp", "torch.autocast around forward and loss; with --dtype f32, usually."),
-    _choice("attention", "sdpa: the kernel that PyTorch takes; or one kernel of it; eager: Hugging Face models without it."),
+    _choice(
+        "attention",
+        "sdpa: the kernel that PyTorch takes; or one kernel of it; flash-attn-2, eager: Hugging Face models with that package, "
+        "or with neither.",
+    ),
     click.option(
         "--optimizer",
         "recipe_optimizer",

@@ -33,14 +33,15 @@ def lower(recorder: Recorder, released: Recorder | None, name: str, domain: tupl
         operands = tuple(values[o] for o in event.operands)
         results = tuple(values[r] for r in event.results)
         forward = event.forward_of
+        opcode = event.opcode if event.opcode in ("memir.alloc", "memir.free") else _opcode(event.opcode)
         op = Op(
-            opcode=event.opcode if event.opcode in ("memir.alloc", "memir.free") else _opcode(event.opcode),
+            opcode=opcode,
             operands=tuple(v.name for v in operands),
             results=results,
             frees=tuple(names[s] for s in event.frees),
             drops=tuple(names[s] for s in drops.get(number, ())),
             saves=tuple(names[s] for s in sorted(saves.get(number, ()))),
-            scratch=scratch_of(recipe.target, event.opcode, operands, results),
+            scratch=scratch_of(recipe.target, opcode, operands, results),
             path=event.path,
             source=event.source,
             forward_of=value_names[first_result[forward]] if forward is not None and forward in first_result else None,

@@ -107,8 +107,8 @@ def without_effect(loaded: LoadedModel, recipe: Recipe) -> list[str]:
     said = []
     if recipe.batch_kind == "padded" and loaded.call.mask is None:
         said.append("batch-kind padded has no effect: forward() takes no attention mask")
-    if recipe.attention == "eager" and not loaded.is_hf:
-        said.append("attention eager has no effect: the model's own code computes its attention")
+    if recipe.attention in ("eager", "flash-attn-2") and not loaded.is_hf:
+        said.append(f"attention {recipe.attention} has no effect: the model's own code computes its attention")
     if recipe.mode == "forward" and (recipe.accumulate > 1 or recipe.clip or recipe.checkpoint != "none"):
         said.append("accumulate, clip and checkpoint have no effect on a forward pass alone")
     if recipe.function and not recipe.keep_outputs:

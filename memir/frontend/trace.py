@@ -17,6 +17,7 @@ from torch import fx, nn
 from torch._dispatch.python import enable_python_dispatcher
 
 from memir.errors import InconclusiveError
+from memir.frontend import flash_attn
 from memir.frontend.accumulate import accumulate_in_place
 from memir.frontend.amp import cuda_autocast
 from memir.frontend.answers import Answers, Handler
@@ -110,6 +111,8 @@ def trace_once(
         if not loaded.is_library:  # transformers' models name no device
             stack.enter_context(CudaMeans("cpu"))
         stack.enter_context(real_branches())
+        if loaded.is_hf and recipe.attention == flash_attn.NAME:
+            stack.enter_context(flash_attn.installed())
         stack.enter_context(remembered_sizes())
         stack.enter_context(export_left_out())
         stack.enter_context(fake.mode)

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 
-from memir.ir.attention import efficient_backward, efficient_forward, flash_backward
+from memir.ir.attention import efficient_backward, efficient_forward, flash_attn_backward, flash_backward
 from memir.ir.core import Op, Value
 from memir.ir.dtypes import ITEMSIZE
 from memir.ir.size import ONE, ZERO, Gen, Size, min_of
@@ -132,6 +132,7 @@ _SCRATCH: dict[tuple[str, str], Scratch] = {
     ("cuda", "aten._safe_softmax"): _safe_softmax,
     ("cpu", "aten.sort"): _sort_cpu,
     ("cuda", "aten._scaled_dot_product_flash_attention_backward"): flash_backward,
+    ("cuda", "flash_attn._flash_attn_backward"): flash_attn_backward,
     ("cuda", "aten._scaled_dot_product_efficient_attention"): efficient_forward,
     ("cuda", "aten._scaled_dot_product_efficient_attention_backward"): efficient_backward,
     **{("cpu", f"aten.{name}.Tensor"): _cast_operands_cpu for name in _ELEMENTWISE},
@@ -157,7 +158,7 @@ _foreach_sub_ _foreach_mul_ _foreach_div_ _foreach_lerp_ _foreach_addcmul_ _fore
 _foreach_sub _foreach_mul _foreach_div _foreach_neg _foreach_neg_ _foreach_pow _foreach_pow_ _foreach_reciprocal_
 _foreach_maximum_ _foreach_sqrt_ _foreach_sign _foreach_abs _foreach_copy_ _foreach_zero_ _fused_adamw_ _fused_adam_
 _fused_sgd_ _scaled_dot_product_flash_attention _assert_async
-dequantize_4bit dequantize_scales
+dequantize_4bit dequantize_scales _flash_attn_forward
 """
 FREE_OF_WORKSPACE = frozenset(_FREE.split())
 
