@@ -16,7 +16,7 @@ from dataclasses import dataclass, replace
 
 from memir.recipe import Lora, Quantize, Recipe
 
-LORA = Lora(r=16, targets=("q_proj", "k_proj", "v_proj", "o_proj"))
+LORA = Lora(r=16, alpha=16, dropout=0.1, targets=("q_proj", "k_proj", "v_proj", "o_proj"))
 FULL = Recipe(loop="trainer", attention="flash-attn-2", checkpoint="full")
 ADAPTED = replace(FULL, lora=LORA)
 BNB = replace(ADAPTED, quantize=Quantize(double=True, keep=True), amp="bf16")

@@ -89,6 +89,7 @@ class _Links:
         by_sequence: dict[int, int] = {}
         occurrences: dict[tuple[str, str], list[int]] = defaultdict(list)
         recomputed: dict[tuple[str, str], int] = defaultdict(int)
+        again: dict[int, Event] = {}  # reentrant checkpointing differentiates the recomputed operators themselves
         for number, event in enumerate(self.events):
             if not event.backward and event.phase.endswith("forward"):
                 occurrences[event.path, event.opcode].append(number)
@@ -99,6 +100,8 @@ class _Links:
                 turn = recomputed[event.path, event.opcode]
                 recomputed[event.path, event.opcode] += 1
                 event.forward_of = made[turn % len(made)] if made else None
+                if event.sequence is not None:
+                    again.setdefault(event.sequence, event)
         last: Event | None = None
         for event in self.events:
             if not event.backward or event.recompute:
@@ -106,6 +109,9 @@ class _Links:
             if event.sequence is not None and event.sequence in by_sequence:
                 event.forward_of = by_sequence[event.sequence]
                 origin: Event | None = self.events[event.forward_of]
+            elif event.sequence is not None and event.sequence in again:
+                origin = again[event.sequence]
+                event.forward_of = origin.forward_of
             else:
                 origin = last  # the engine's own work between nodes: accumulating gradients
             if origin is not None:
