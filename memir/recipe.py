@@ -106,7 +106,7 @@ class Recipe:
     target: str = "cuda"  # whose kernels are followed: "cuda" or "cpu"
     dtype: str = "bf16"  # of parameters and activations
     amp: str = "none"  # torch.autocast around forward and loss, in this type
-    # "sdpa": PyTorch chooses the kernel; one of KERNELS: only that one; "flash-attn-2": the package; "eager": Hugging Face's own
+    # "sdpa": PyTorch takes a kernel; one of KERNELS: only that; "flash-attn-2": the package; "eager": Hugging Face's operators
     attention: str = "sdpa"
     optimizer: str = "adamw"  # any torch.optim class by name, or "none"
     optimizer_impl: str = "default"  # "foreach", "fused", "for-loop"; "default" is what PyTorch picks on the target

@@ -117,9 +117,12 @@ def _asked_without_device() -> Iterator[None]:
     def is_autocast_enabled(device_type: str = "cpu") -> bool:
         return asked(device_type)
 
+    def get_autocast_gpu_dtype() -> torch.dtype:
+        return torch.get_autocast_dtype("cpu")
+
     with (
         mock.patch.object(torch, "is_autocast_enabled", is_autocast_enabled),
-        mock.patch.object(torch, "get_autocast_gpu_dtype", lambda: torch.get_autocast_dtype("cpu")),
+        mock.patch.object(torch, "get_autocast_gpu_dtype", get_autocast_gpu_dtype),
     ):
         yield
 
@@ -128,8 +131,9 @@ def _asked_without_device() -> Iterator[None]:
 def cuda_autocast(amp: str) -> Iterator[None]:
     """Within, `torch.autocast("cpu")` casts as `torch.autocast("cuda")` would; nothing happens for "none".
 
-    Code that asks whether autocast is on and names no device means CUDA's (torch/csrc/autograd/init.cpp, `is_autocast_enabled`),
-    as peft/tuners/lora/bnb.py and transformers' flash-attn 2 before 4.5x do; it gets the answer of the one that is on.
+    Code that asks whether autocast is on and names no device means CUDA's (torch/csrc/autograd/init.cpp,
+    `is_autocast_enabled`), as peft/tuners/lora/bnb.py and transformers' flash-attn 2 before 4.5x do: it gets the answer for
+    the one that is on.
     """
     if amp == "none":
         yield

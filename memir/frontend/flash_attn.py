@@ -2,9 +2,9 @@
 
 Sources: flash_attn/flash_attn_interface.py, `FlashAttnFunc`, and csrc/flash_attn/flash_api.cpp, `mha_fwd` and `mha_bwd`, as of
 2.8; transformers/modeling_flash_attention_utils.py, `_flash_attention_forward`. Tensors are [B, S, H, D], grouped keys and
-values are taken as they are, and no 4-D mask is made. Heads are padded to a multiple of 8. Kept for backward: query, key, value,
-output, the log of the sums in fp32 [B, H, S], and two numbers of the random generator. The workspace of the backward is a rule
-of `memir.ir.attention`. Not described: batches with padding and packed ones (`flash_attn_varlen_func`), deterministic backwards.
+values are taken as they are, and no 4-D mask is made. Heads are padded to a multiple of 8. Kept for backward: query, key,
+value, output, the log of the sums in fp32 [B, H, S], and two numbers of the random generator. The workspace of the backward
+is a rule of `memir.ir.attention`. Not described: batches with padding and packed ones (`flash_attn_varlen_func`).
 """
 
 from __future__ import annotations
@@ -130,7 +130,7 @@ def flash_attn_varlen_func(
 
 @contextmanager
 def installed() -> Iterator[None]:
-    """Within, transformers builds models for flash-attn 2 and calls the functions above, whether or not the package is there."""
+    """Within, transformers builds models for flash-attn 2 and calls the functions above, with or without the package."""
     import transformers.modeling_flash_attention_utils as utils
     import transformers.modeling_utils as models
 
@@ -163,7 +163,7 @@ def installed() -> Iterator[None]:
         yield
 
 
-def _enable(cls: Any, config: Any, *_: Any, hard_check_only: bool = False, **__: Any) -> Any:
+def _enable(cls: Any, config: Any, /, *_: Any, hard_check_only: bool = False, **__: Any) -> Any:
     """`PreTrainedModel._check_and_enable_flash_attn_2` (before transformers 4.5x) without its look at the machine."""
     _can_dispatch(cls)
     if not hard_check_only:
