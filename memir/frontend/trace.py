@@ -48,6 +48,7 @@ from memir.frontend.residents import Residents
 from memir.frontend.saved import saved_storages
 from memir.frontend.symbols import LostSymbolError, SizeReader, specialized
 from memir.frontend.trainer import check_loss, with_all_batches
+from memir.frontend.uncounted import uncounted
 from memir.ir.core import Program
 from memir.ir.opset import without_rule
 from memir.recipe import Recipe
@@ -276,9 +277,9 @@ def trace(
         traced = _trace(load, replace(recipe, accumulate=TRACED), batch, seq, progress, fold)
         programs = [p and collapsed(p, recipe.accumulate) for p in (traced.program, traced.general)]
         if programs[0] is not None and (traced.general is None or programs[1] is not None):
-            return _finished(replace(traced, program=programs[0], general=programs[1]), recipe)
+            return _finished(replace(traced, program=programs[0], general=programs[1]), recipe, batch, seq)
         progress("the micro-batches differ: tracing all of them")
-    return _finished(_trace(load, recipe, batch, seq, progress, fold), recipe)
+    return _finished(_trace(load, recipe, batch, seq, progress, fold), recipe, batch, seq)
 
 
 def _trace(load: Callable[[], LoadedModel], recipe: Recipe, batch: int, seq: int, progress: Progress, fold: bool) -> Traced:
@@ -304,7 +305,7 @@ def _trace(load: Callable[[], LoadedModel], recipe: Recipe, batch: int, seq: int
     return traced
 
 
-def _finished(traced: Traced, recipe: Recipe) -> Traced:
+def _finished(traced: Traced, recipe: Recipe, batch: int, seq: int) -> Traced:
     """With the inputs of all of Trainer's micro-batches; the assumptions say which operators' workspaces are not counted."""
     if recipe.loop == "trainer":
         traced.program = with_all_batches(traced.program, recipe.accumulate)
@@ -313,4 +314,6 @@ def _finished(traced: Traced, recipe: Recipe) -> Traced:
     if unknown:
         named = ", ".join(f"{opcode} ({count})" for opcode, count in sorted(unknown.items()))
         traced.assumptions.append(f"no workspace is counted for operators without a rule on {recipe.target}: {named}")
+    more = uncounted(traced.program, {**traced.dims, "B": batch, "S": seq}, recipe.gpu) if recipe.target == "cuda" else ""
+    traced.assumptions += [more] if more else []
     return traced
