@@ -7,11 +7,11 @@ from pathlib import Path
 import pytest
 
 from memir.api import program_of
-from memir.cuda.platform import multiprocessors
+from memir.cuda.platform import multiprocessors, threads_of_multiprocessor
 from memir.frontend.uncounted import uncounted
 from memir.ir.core import Value
 from memir.ir.opset import scratch_of
-from memir.ir.size import ONE, Size
+from memir.ir.size import Size
 from memir.ir.workspaces import embedding_backward, shared_sum
 from memir.recipe import Recipe
 
@@ -36,7 +36,7 @@ def tensor(name: str, dtype: str, *shape: int, strides: tuple[int, ...] = ()) ->
         (16384, 16384, 108, 4 * 16384 * 16 * 32 * 4),  # at most 256 values of a thread
         (1000, 768, 108, 0),  # 250 values of a thread: one block does it
         (16384, 50257, 108, 0),  # no vectors; 1,571 blocks across are more than the 432 aimed at
-        (16384, 2304, 40, 4 * 2304 * 36 * 32 * 4),  # a T4: 640 blocks aimed at, 18 across
+        (16384, 2304, 40, 4 * 2304 * 36 * 32 * 4),  # 640 blocks aimed at, 18 across
     ],
 )
 def test_a_sum_over_rows(rows: int, width: int, sms: int, expected: int) -> None:
@@ -66,6 +66,8 @@ def test_the_norms_of_a_list_have_a_number_for_each_chunk_of_the_largest() -> No
 def test_multiprocessors_are_those_of_the_largest_card() -> None:
     assert [multiprocessors(gpu) for gpu in ("", "8.0", "7.5", "9.0")] == [108, 108, 72, 132]
     assert multiprocessors("3.5") == 108
+    assert [threads_of_multiprocessor(gpu) for gpu in ("", "7.5", "8.9")] == [2048, 1024, 1536]
+    assert shared_sum(16384, 2304, "bf16", 40, 1024) == 4 * 2304 * 18 * 32 * 4  # half as many blocks
 
 
 def test_what_is_not_counted_is_told_at_the_asked_point() -> None:
@@ -74,4 +76,3 @@ def test_what_is_not_counted_is_told_at_the_asked_point() -> None:
     assert told.startswith("not counted: workspaces alive during one operator; at B=64, S=64 ")
     assert not any("without a rule" in text for text in traced.assumptions)
     assert uncounted(traced.program, {**traced.env, "B": 1, "S": 8}, "") == ""
-    assert Size.of(1) == ONE
