@@ -7,7 +7,7 @@ import sys
 import warnings
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
 from typing import Any, TextIO
 
@@ -180,6 +180,21 @@ def listing_options(json_adds: str) -> Decorator:
         return click.argument("word", default="")(form(output_option(command)))
 
     return options
+
+
+def gpu_option(command: Callable[..., Any]) -> Callable[..., Any]:
+    """`--gpu`, below `step_options`: the request's recipe takes the kernels of that card."""
+
+    @functools.wraps(command)
+    def wrapper(*, request: Request, gpu: str | None, **others: Any) -> Any:
+        if gpu is not None:
+            from memir.api import on_gpu
+            from memir.hardware import parse_gpu
+
+            request = replace(request, recipe=on_gpu(request.recipe, parse_gpu(gpu)))
+        return command(request=request, **others)
+
+    return click.option("--gpu", metavar="NAME", help="Take the kernels of that GPU: h100 (see memir gpus).")(wrapper)
 
 
 def cache_option(command: Callable[..., Any]) -> Callable[..., Any]:

@@ -121,7 +121,7 @@ def trace_once(
         stack.enter_context(cpp_composites(recipe.target))
         stack.enter_context(cuda_autocast(recipe.amp if recipe.target == "cuda" else "none"))
         stack.enter_context(tracing.modules.active())
-        stack.enter_context(target_functions(recipe.target))
+        stack.enter_context(target_functions(recipe))
         stack.enter_context(_no_collection())
         stack.enter_context(explained(loaded, batch, seq))
         released = None
