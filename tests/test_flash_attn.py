@@ -48,13 +48,22 @@ def test_what_is_kept_for_backward(llama: str) -> None:
     found = program(llama)
     nbytes = {s.name: str(s.nbytes) for s in found.storages}
     forward = ops(found, "flash_attn._flash_attn_forward")[0]
-    out, sums, generator = forward.results
+    out = forward.results[0]
     assert [nbytes[v.storage] for v in forward.results] == [f"{2 * 4 * 24}*B*S", f"{4 * 4}*B*S", "16"]
     assert [str(e) for e in out.shape] == ["B", "S", "4", "24"]
-    assert {out.storage, sums.storage, generator.storage} <= set(forward.saves)
-    saved = sorted(nbytes[name] for name in forward.saves)
-    assert saved.count(f"{2 * 2 * 24}*B*S") == 2  # key and value
     assert not any("S^2" in text for text in nbytes.values())  # no mask, no scores
+
+
+def test_autograd_keeps_what_the_package_saves(tmp_path: Path) -> None:
+    """Heads of 32, which need no padding: query, key, value, output, sums and the generator's state, `save_for_backward`."""
+    path = tmp_path / "config.json"
+    path.write_text(json.dumps({**LLAMA, "hidden_size": 128}))
+    found = program(str(path))
+    nbytes = {s.name: str(s.nbytes) for s in found.storages}
+    forward = ops(found, "flash_attn._flash_attn_forward")[0]
+    assert sorted(nbytes[name] for name in forward.saves) == sorted(
+        [f"{2 * 128}*B*S", f"{2 * 64}*B*S", f"{2 * 64}*B*S", f"{2 * 128}*B*S", f"{4 * 4}*B*S", "16"]
+    )
 
 
 def test_the_backwards_workspace(llama: str) -> None:

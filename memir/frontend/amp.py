@@ -132,7 +132,7 @@ def cuda_autocast(amp: str) -> Iterator[None]:
     """Within, `torch.autocast("cpu")` casts as `torch.autocast("cuda")` would; nothing happens for "none".
 
     Code that asks whether autocast is on and names no device means CUDA's (torch/csrc/autograd/init.cpp,
-    `is_autocast_enabled`), as peft/tuners/lora/bnb.py and transformers' flash-attn 2 before 4.5x do: it gets the answer for
+    `is_autocast_enabled`), as peft/tuners/lora/bnb.py and transformers' flash-attn 2 before 5.0 do: it gets the answer for
     the one that is on.
     """
     if amp == "none":

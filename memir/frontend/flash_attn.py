@@ -164,7 +164,7 @@ def installed() -> Iterator[None]:
 
 
 def _enable(cls: Any, config: Any, /, *_: Any, hard_check_only: bool = False, **__: Any) -> Any:
-    """`PreTrainedModel._check_and_enable_flash_attn_2` (before transformers 4.5x) without its look at the machine."""
+    """`PreTrainedModel._check_and_enable_flash_attn_2` (transformers before 5.0) without its look at the machine."""
     _can_dispatch(cls)
     if not hard_check_only:
         config._attn_implementation = "flash_attention_2"
