@@ -5,6 +5,9 @@ Hugging Face Trainer (fms-hf-tuning), AdamW, gradient checkpointing, flash-attn 
 transformers 4.48.1, accelerate 1.0.1, peft 0.13.2, bitsandbytes 0.43.3. Bytes: peak is torch.cuda.max_memory_allocated, steady
 what is allocated after training.
 
+Of scripts/benchmarks/scenarios.yaml and defaults.yaml: gradient checkpointing as transformers has it by default, which was
+reentrant, and adapters with a dropout of 0.1.
+
 - "none" rows: bf16 weights, no autocast.
 - "accelerated-peft-bnb" rows: nf4 with quantized scales, what is not quantized in bf16, and bf16 autocast: the peak has the
   bf16 copies of the adapters that autocast keeps (2 bytes for each of their elements).
