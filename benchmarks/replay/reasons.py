@@ -25,4 +25,6 @@ def reason(row: Row) -> str:
         return LOADING
     if row.value == "resident":
         return LOADING
+    if row.case.startswith(("SantaCoder full B=8", "Llama-2-70b")):
+        return "explained in README.md; predicted before --loop trainer and flash-attn-2"
     return "not explained"
