@@ -168,11 +168,13 @@ def _value_names(recorder: Recorder, storages: dict[int, str]) -> list[str]:
 
 def _saves(recorder: Recorder) -> dict[int, set[int]]:
     """Storages that autograd keeps because of an operator: those that its graph held after the forward, and those that the
-    operator's backward reads (for a checkpointed layer: on the recomputed operator)."""
+    operator's backward reads (for a checkpointed layer: on the recomputed operator, and what the layer was called with on the
+    first of its operators)."""
     saves: dict[int, set[int]] = defaultdict(set)
     recomputed: dict[int, int] = {}
     by_sequence: dict[int, int] = {}
     for number, event in enumerate(recorder.events):
+        saves[number].update(event.keeps)
         if event.recompute and event.forward_of is not None:
             recomputed[event.forward_of] = number
         elif not event.backward and event.sequence is not None:

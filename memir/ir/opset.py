@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 
+from memir.ir import bitsandbytes, liger
 from memir.ir.attention import efficient_backward, efficient_forward, flash_attn_backward, flash_backward
 from memir.ir.core import Op, Value
 from memir.ir.dtypes import ITEMSIZE
@@ -125,6 +126,8 @@ def _softmax_backward_cuda(operands: Sequence[Value], results: Sequence[Value]) 
 _ELEMENTWISE = ("add", "sub", "mul", "div", "pow", "where", "maximum", "minimum", "eq", "ne", "lt", "le", "gt", "ge", "rsub")
 
 _SCRATCH: dict[tuple[str, str], Scratch] = {
+    **bitsandbytes.RULES,
+    **liger.RULES,
     ("cuda", "aten._softmax_backward_data"): _softmax_backward_cuda,
     ("cpu", "aten._scaled_dot_product_flash_attention_for_cpu"): _flash_cpu,
     ("cpu", "aten._scaled_dot_product_flash_attention_for_cpu_backward"): _flash_cpu_backward,
@@ -166,7 +169,7 @@ _foreach_sub_ _foreach_mul_ _foreach_div_ _foreach_lerp_ _foreach_addcmul_ _fore
 _foreach_sub _foreach_mul _foreach_div _foreach_neg _foreach_neg_ _foreach_pow _foreach_pow_ _foreach_reciprocal_
 _foreach_maximum_ _foreach_sqrt_ _foreach_sign _foreach_abs _foreach_copy_ _foreach_zero_ _fused_adamw_ _fused_adam_
 _fused_sgd_ _scaled_dot_product_flash_attention _assert_async
-dequantize_4bit dequantize_scales _flash_attn_forward
+_flash_attn_forward
 mm addmm bmm baddbmm addmv mv dot sum mean amax amin linalg_vector_norm all any max min argmax argmin prod cumsum topk
 index index_select index_add index_copy scatter scatter_add scatter_ scatter_add_ index_add_ index_copy_ index_fill_
 bernoulli_ uniform_ normal_ isinf isnan remainder floor_divide bitwise_xor
