@@ -48,6 +48,8 @@ def _answer(report: Report) -> Iterator[str]:
     yield f"  between steps  {_bytes(report.steady.requested)}  {unit.text(report.steady.requested)}"
     for phase in report.phases:
         yield f"  {phase.name:13}  {_bytes(phase.requested)}  {unit.text(phase.requested)}"
+    if report.kernels:
+        yield f"  attention kernel  {', '.join(report.kernels)}"
     found = report.verdict
     if found is None:
         return

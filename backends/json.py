@@ -51,6 +51,7 @@ def as_dict(report: Report) -> dict[str, Any]:
             "source": report.spot.source,
         },
         "steady": {"requested_bytes": report.steady.requested, "allocated_bytes": report.steady.allocated},
+        "attention_kernels": list(report.kernels),
         "phases": {phase.name: phase.requested for phase in report.phases},
         "breakdown": dict(report.breakdown),
         "top": [_group(group) for group in report.top],

@@ -35,6 +35,7 @@ class Markdown:
             _head(report),
             f"**Peak {unit.text(report.peak.requested)}** {_spot(report.spot)}",
             _verdict(report),
+            f"Attention kernel: {', '.join(report.kernels)}" if report.kernels else "",
             _table(("", unit.name), _points(report, unit)),
             _table(
                 ("At the peak", unit.name, "Share"),

@@ -95,6 +95,8 @@ class _Screen:
         phases = "   ".join(f"{phase.name} {number(phase.requested)}" for phase in report.phases)
         allocated = f"   allocated {number(report.peak.allocated)}" if report.peak.allocated != report.peak.requested else ""
         lines.append(f"  between steps {number(report.steady.requested)}   {phases}{allocated}"[:WIDTH].rstrip())
+        if report.kernels:
+            lines.append(f"  attention kernel {', '.join(report.kernels)}")
         return [*lines, *self.verdict(), *self.timeline()]
 
     def verdict(self) -> list[str]:

@@ -142,13 +142,15 @@ def analyze(
     inputs: str | None = None,
     trust_remote_code: bool = False,
     gpu: str | Gpu | None = None,
+    alloc_conf: str = "",
     cache: bool = True,
     fold: bool = True,
     progress: Progress = lambda _: None,
 ) -> Report:
     """What `memir analyze` says, as plain data. Arguments and errors are those of `program_of`.
 
-    `gpu` is what `--gpu` takes, a card's name or an amount of memory: its kernels are taken, and the report has a verdict.
+    `gpu` is what `--gpu` takes, a card's name or an amount of memory: its kernels are taken, and the report has a verdict, by
+    the allocator with the settings `alloc_conf`, in the words of PYTORCH_CUDA_ALLOC_CONF.
     """
     recipe = recipe or Recipe()
     memory = parse_gpu(gpu) if isinstance(gpu, str) else gpu
@@ -186,21 +188,20 @@ def analyze(
     trains = recipe.mode == "train"
     verdict = judge(memory, ops, report.peak.allocated, trains=trains, torch=installed_torch())
     progress("playing the allocator")
-    return replace(report, verdict=_played(verdict, traced, trains))
+    told = (f"allocator settings: {alloc_conf}",) if alloc_conf else ()
+    played = _played(verdict, traced, alloc_conf)
+    return replace(report, verdict=played, assumptions=(*report.assumptions, *told))
 
 
-def _played(verdict: Verdict, traced: TracedProgram, trains: bool) -> Verdict:
+def _played(verdict: Verdict, traced: TracedProgram, alloc_conf: str) -> Verdict:
     """The verdict by what the allocator would reserve, where it can be played."""
     from memir.allocator.room import room
     from memir.allocator.schedule import Kept
+    from memir.allocator.settings import parse_settings
 
-    phases = ("forward", "backward") if trains else ("forward",)
-    kept = []
-    for held in verdict.workspaces:
-        threads = phases if held.nbytes % len(phases) == 0 and held.name.startswith("cuBLAS ") else phases[:1]
-        kept += [Kept(held.nbytes // len(threads), phase) for phase in threads]
+    kept = [Kept(held.each, phase) for held in verdict.workspaces for phase in held.phases]
     try:
-        found = room(traced.program, traced.env, verdict.capacity, verdict.context, kept)
+        found = room(traced.program, traced.env, verdict.capacity, verdict.context, kept, parse_settings(alloc_conf))
     except InconclusiveError:
         return verdict
     return replace(verdict, reserved=found.reserved, decided=found.answer, failure=found.failure)
@@ -236,7 +237,6 @@ def _trace(
     _check_positive(batch, seq)
     texts = {name: str(value) for name, value in (sets or {}).items()}
     progress("importing PyTorch")
-    from memir.frontend.attention import attention_of
     from memir.frontend.load import load_target
     from memir.frontend.quiet import quiet
     from memir.frontend.trace import trace as trace_loaded
@@ -249,7 +249,7 @@ def _trace(
 
     unused: list[LoadedModel] = []
     progress(f"loading {target if isinstance(target, str) else type(target).__name__}")
-    with quiet(), attention_of(recipe):
+    with quiet():
         loaded = load()
         unused.append(loaded)
         if seq is None:

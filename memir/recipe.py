@@ -10,15 +10,17 @@ from memir.errors import UsageError
 
 DTYPES = ("bf16", "f16", "f32")
 KERNELS = ("flash", "efficient", "cudnn", "math")  # of scaled_dot_product_attention on CUDA
+TRAINERS_CLIP = 1.0  # transformers/training_args.py, TrainingArguments.max_grad_norm
 CHOICES = {
     "target": ("cuda", "cpu"),
     "dtype": DTYPES,
-    "attention": ("sdpa", *KERNELS, "eager"),
+    "attention": ("sdpa", *KERNELS, "flash-attn-2", "eager"),
     "optimizer_impl": ("default", "foreach", "fused", "for-loop"),
     "amp": ("none", "bf16", "f16"),
     "checkpoint": ("none", "full"),
     "loss": ("model", "fused-linear", "fused-linear-fp32", "fused-linear-0.4", "chunked"),
     "mode": ("train", "forward"),
+    "loop": ("plain", "trainer"),
     "zero_grad": ("first", "last"),
     "batch_kind": ("full", "padded"),
 }
@@ -132,10 +134,11 @@ class Recipe:
     target: str = "cuda"  # whose kernels are followed: "cuda" or "cpu"
     dtype: str = "bf16"  # of parameters and activations
     amp: str = "none"  # torch.autocast around forward and loss, in this type
-    attention: str = "sdpa"  # PyTorch chooses the kernel; one of KERNELS: only that one; "eager": Hugging Face's own operators
+    # "sdpa": PyTorch takes a kernel; one of KERNELS: only that; "flash-attn-2": the package; "eager": Hugging Face's operators
+    attention: str = "sdpa"
     optimizer: str = "adamw"  # a torch.optim class, bitsandbytes' or transformers', or "none" (docs/optimizers.md)
     optimizer_impl: str = "default"  # "foreach", "fused", "for-loop"; "default" is what PyTorch picks on the target
-    clip: float = 0.0  # max norm for clip_grad_norm_; 0 is none
+    clip: float | None = None  # max norm for clip_grad_norm_; 0 is none. None becomes the loop's own: 1 in trainer, 0 in plain
     accumulate: int = 1  # micro-batches a step
     checkpoint: str = "none"  # "none" or "full": torch.utils.checkpoint (use_reentrant=False) around every layer
     lora: Lora | None = None
@@ -143,6 +146,7 @@ class Recipe:
     loss: str = "model"  # the model's own; "fused-linear...": Liger's for head and loss; "chunked": torchtune's
     dropout: bool = True  # False sets every dropout probability to 0
     mode: str = "train"  # "train", or "forward": one forward pass without gradients
+    loop: str = "plain"  # "trainer": the step as Hugging Face's Trainer runs it; "plain": written by hand
     keep_outputs: bool = False  # the caller's variable holds the outputs during backward and through the next forward
     function: bool = False  # the step is a function of its own: outputs that are kept die at its end, not in the next forward
     zero_grad: str = "last"  # zero_grad(set_to_none=True) "first" (before forward) or "last" (after the optimizer step)
@@ -167,21 +171,52 @@ class Recipe:
                 raise UsageError(f"loss: {self.loss} is Liger's kernel for cuda, and the target is {self.target}")
             if self.amp != "none":
                 raise UsageError(f"loss: {self.loss} under autocast is not described", hint="amp none, or loss chunked")
-        if self.attention in KERNELS and self.target != "cuda":
-            raise UsageError(f"attention: {self.attention} is a kernel of cuda, and the target is {self.target}")
         if self.gpu and not re.fullmatch(r"\d{1,2}\.\d", self.gpu):
             raise UsageError(f"gpu: {self.gpu!r} is no compute capability", hint='write it as  "9.0"')
+        self._check_attention()
+        if self.clip is None:
+            object.__setattr__(self, "clip", TRAINERS_CLIP if self.loop == "trainer" and self.mode == "train" else 0.0)
+        if self.loop == "trainer":
+            self._check_trainer()
+        self._check_numbers()
+
+    @property
+    def masked(self) -> bool:
+        """Whether the batch has an attention mask: a padded one has, and Trainer's collators always make one."""
+        return self.batch_kind == "padded" or self.loop == "trainer"
+
+    def _check_numbers(self) -> None:
         if self.accumulate < 1:
             raise UsageError(f"accumulate: {self.accumulate} is not a positive number of micro-batches")
-        if self.clip < 0:
+        if self.clip is not None and self.clip < 0:
             raise UsageError(f"clip: {self.clip:g} is negative")
+
+    def _check_attention(self) -> None:
+        """UsageError for a kernel that the target or the GPU does not have."""
+        if self.attention in KERNELS and self.target != "cuda":
+            raise UsageError(f"attention: {self.attention} is a kernel of cuda, and the target is {self.target}")
+        if self.attention == "flash-attn-2" and self.target != "cuda":
+            raise UsageError(f"attention: flash-attn 2 is a package for cuda, and the target is {self.target}")
+        if self.attention == "flash-attn-2" and self.gpu and float(self.gpu) < 8:
+            raise UsageError(f"attention: flash-attn 2 needs compute capability 8.0, and the GPU has {self.gpu}")
+
+    def _check_trainer(self) -> None:
+        """UsageError for what Hugging Face's Trainer does not do."""
+        hint = "use  --loop plain"
+        if self.mode != "train":
+            raise UsageError("loop: trainer is a training step, and the mode is forward", hint=hint)
+        if self.keep_outputs or self.function:
+            raise UsageError("loop: Trainer drops the outputs before backward; it is no loop that keeps them", hint=hint)
+        if self.zero_grad == "first":
+            raise UsageError("loop: Trainer frees gradients after the optimizer step, not before forward", hint=hint)
 
 
 def summary(recipe: Recipe) -> str:
     """The options in a line, those at their defaults left out: `bf16 adamw, checkpoint full`."""
     said = [recipe.dtype, recipe.optimizer]
+    plain = Recipe()
     for field in fields(Recipe):
         value = getattr(recipe, field.name)
-        if field.name not in ("dtype", "optimizer") and value != field.default:
+        if field.name not in ("dtype", "optimizer") and value != getattr(plain, field.name):
             said.append(f"{field.name.replace('_', '-')} {str(value).lower() if isinstance(value, bool) else value}")
     return ", ".join(said)

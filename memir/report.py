@@ -104,6 +104,7 @@ class Report:
     unused: tuple[Group, ...]  # alive at the peak, never used again, freed later
     formulas: Formulas  # at the target's number of layers
     by_depth: DepthReport | None = None  # None where the layers were not folded
+    kernels: tuple[str, ...] = ()  # of attention, in the order in which they run; () where its operators are the model's own
     verdict: Verdict | None = None  # whether it fits a GPU; None where none was named
     assumptions: tuple[str, ...] = ()
     inconclusive: tuple[str, ...] = ()
@@ -174,9 +175,25 @@ def build_report(
         unused=tuple(sorted(unused, key=order)),
         formulas=symbolic,
         by_depth=_by_depth(program, general_line, env, frames.symbol) if depth else None,
+        kernels=attention_kernels(program, env),
         assumptions=tuple(assumptions),
         inconclusive=tuple(inconclusive),
     )
+
+
+_KERNELS = {
+    "aten._scaled_dot_product_flash_attention": "flash",
+    "aten._scaled_dot_product_efficient_attention": "efficient",
+    "aten._scaled_dot_product_cudnn_attention": "cudnn",
+    "aten._scaled_dot_product_flash_attention_for_cpu": "flash",
+    "aten._safe_softmax": "math",
+    "flash_attn._flash_attn_forward": "flash-attn-2",
+}
+
+
+def attention_kernels(program: Program, env: Mapping[str, int]) -> tuple[str, ...]:
+    """The kernels that the program's attention takes, by the names of `--attention`."""
+    return tuple(dict.fromkeys(_KERNELS[op.opcode] for op, _ in program.counted(env) if op.opcode in _KERNELS))
 
 
 @dataclass(frozen=True, slots=True)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -10,7 +11,7 @@ import torch
 import memir
 from memir.frontend import amp
 from memir.ir.core import Program
-from memir.recipe import Recipe
+from memir.recipe import Lora, Quantize, Recipe
 
 SMALL_GPT = str(Path(__file__).parent / "cases" / "small_gpt.py")
 
@@ -88,3 +89,19 @@ def test_attention_is_computed_in_16_bits(tmp_path: Path) -> None:
     recipe = Recipe(dtype="f32", amp="bf16")
     found = memir.trace(str(tmp_path / "config.json"), recipe, batch=2, seq=16).program
     assert results(found, "aten._scaled_dot_product_flash_attention") == ["bf16"]
+
+
+def test_peft_asks_for_cudas_autocast_and_makes_no_fp32_copy(tmp_path: Path) -> None:
+    """peft/tuners/lora/bnb.py: the input is cast to the adapters' dtype only where `torch.is_autocast_enabled()` is false."""
+    (tmp_path / "config.json").write_text(
+        '{"model_type": "llama", "vocab_size": 512, "hidden_size": 128, "intermediate_size": 256, "num_hidden_layers": 1, '
+        '"num_attention_heads": 4}'
+    )
+    recipe = Recipe(amp="bf16", lora=Lora(r=4, targets=("q_proj",)), quantize=Quantize(keep=True))
+    copies = {}
+    for target in ("cuda", "cpu"):  # on the CPU the question is CUDA's too, and the answer no
+        found = memir.trace(str(tmp_path / "config.json"), replace(recipe, target=target), batch=2, seq=16).program
+        wide = [op for p, op in found.ops() if p.name == "forward" and op.opcode == "aten._to_copy" and "q_proj" in op.path]
+        copies[target] = sum(op.results[0].dtype == "f32" and len(op.results[0].shape) == 3 for op in wide)
+    assert copies["cuda"] == 0
+    assert copies["cpu"] > 0

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import os
+import subprocess
+import sys
 import threading
 import time
 from collections.abc import Callable
@@ -44,6 +46,20 @@ def test_what_fails_there_is_done_here(fork: bool) -> None:
         assert work.result(1) == "here"
         with pytest.raises(ValueError, match="as it is"):
             work.result(2)
+
+
+def test_the_copy_does_not_wait_for_threads_that_it_has_not() -> None:
+    """OpenMP's threads, once started, are not copied by a fork. In a process of its own, since it would hang."""
+    code = """if True:
+        import torch
+        from memir.frontend.beside import Beside
+        torch.set_num_threads(2)
+        torch.ones(1 << 20).add(1)
+        with Beside([lambda: int(torch.ones(1 << 20).add(1).sum())], fork=True) as work:
+            print(bool(work._child), work.result(0))
+    """
+    ran = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=120, check=True)
+    assert ran.stdout.split()[-1] == str(2 << 20)
 
 
 def test_what_cannot_be_pickled_is_done_here(fork: bool) -> None:

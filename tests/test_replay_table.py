@@ -32,7 +32,7 @@ def test_every_published_run_is_there_with_its_figures() -> None:
 
 
 def test_what_was_reached_is_kept() -> None:
-    named = ("SantaCoder full B=8", "Llama-2-70b")  # reasons.py says what is known of them
+    named = ("SantaCoder full B=8", "Llama-2-70b")  # explained in README.md, and to be saved anew
     explained = [row for row in rows("peak", "steady") if not row.case.startswith(named) and "qlora-2026-09-01" not in row.run]
     assert max(abs(row.error_of_step) for row in explained) < 0.5  # percent, given what was measured before the step
     assert max(abs(row.error) for row in explained if row.source == "a100") < 0.05

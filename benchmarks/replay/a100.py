@@ -1,9 +1,12 @@
 """What was measured on one A100-80GB, written down by hand, and the step that memir is asked about.
 
 Source: github.com/foundation-model-stack/fms-acceleration, scripts/benchmarks/refs/a100_80gb.csv at commit 876e2ed. The run:
-Hugging Face Trainer (fms-hf-tuning), AdamW, gradient checkpointing, flash-attn 2, packed sequences; torch 2.4.1,
+Hugging Face Trainer (fms-hf-tuning), AdamW, gradient checkpointing, flash-attn 2, full sequences; torch 2.4.1,
 transformers 4.48.1, accelerate 1.0.1, peft 0.13.2, bitsandbytes 0.43.3. Bytes: peak is torch.cuda.max_memory_allocated, steady
 what is allocated after training.
+
+Of scripts/benchmarks/scenarios.yaml and defaults.yaml: gradient checkpointing as transformers has it by default, which was
+reentrant, and adapters with a dropout of 0.1.
 
 - "none" rows: bf16 weights, no autocast.
 - "accelerated-peft-bnb" rows: nf4 with quantized scales, what is not quantized in bf16, and bf16 autocast: the peak has the
@@ -16,12 +19,11 @@ from dataclasses import dataclass, replace
 
 from memir.recipe import Lora, Quantize, Recipe
 
-CLIP = 1.0  # TrainingArguments.max_grad_norm
-LORA = Lora(r=16, targets=("q_proj", "k_proj", "v_proj", "o_proj"))
-FULL = Recipe(checkpoint="full", clip=CLIP)
-ADAPTED = Recipe(checkpoint="full", clip=CLIP, lora=LORA)
-BNB = Recipe(checkpoint="full", clip=CLIP, lora=LORA, quantize=Quantize(double=True, keep=True), amp="bf16")
-GPTQ = Recipe(checkpoint="full", clip=CLIP, lora=LORA, quantize=Quantize("gptq"), dtype="f16", amp="f16")
+LORA = Lora(r=16, alpha=16, dropout=0.1, targets=("q_proj", "k_proj", "v_proj", "o_proj"))
+FULL = Recipe(loop="trainer", attention="flash-attn-2", checkpoint="full")
+ADAPTED = replace(FULL, lora=LORA)
+BNB = replace(ADAPTED, quantize=Quantize(double=True, keep=True), amp="bf16")
+GPTQ = replace(ADAPTED, quantize=Quantize("gptq"), dtype="f16", amp="f16")
 RECIPES = {
     "full": FULL,
     "lora": ADAPTED,

@@ -9,7 +9,7 @@ LEFT_OUT = (
     "fms-acceleration, fused kernels (`foak`): fused cross entropy, RMSNorm and RoPE of that package are not described.",
     "fms-acceleration, `baseline-peft-bnb`: its casts are not described yet.",
     "fms-acceleration, rows without a sequence length (padded to the longest of a batch), and two GPUs (FSDP).",
-    "fms-acceleration, SantaCoder with adapters: the rows do not say what `c_attn` adapters fuse.",
+    "fms-acceleration, SantaCoder with adapters (`c_attn`): its quantized layers are not described for that model yet.",
     "nvidia-smi rows: the sum of reserved bytes and a constant, or without the allocator's figures.",
     "litgpt, torchtune, Qwen, ms-swift, LLaMA-Factory, PEFT, torchao, Liger and others: code of their own, or incomplete.",
 )
@@ -25,10 +25,6 @@ def reason(row: Row) -> str:
         return LOADING
     if row.value == "resident":
         return LOADING
-    if row.case.startswith("SantaCoder full B=8"):
-        return "not explained: one more tensor of the logits' size, and 167 MiB"
-    if row.case.startswith("Llama-2-70b"):
-        return (
-            "the peak is in a layer, where flash-attn 2 takes grouped heads as they are; sdpa has them expanded (not verified)"
-        )
+    if row.case.startswith(("SantaCoder full B=8", "Llama-2-70b")):
+        return "explained in README.md; predicted before --loop trainer and flash-attn-2"
     return "not explained"

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 
 from memir.allocator.replay import Simulation, simulate
 from memir.allocator.schedule import Kept
+from memir.allocator.settings import Settings
 from memir.ir.core import Program
 
 
@@ -23,25 +24,32 @@ class Room:
     failure: str
 
 
-def room(program: Program, env: Mapping[str, int], capacity: int, context: tuple[int, int], kept: Sequence[Kept] = ()) -> Room:
+def room(
+    program: Program,
+    env: Mapping[str, int],
+    capacity: int,
+    context: tuple[int, int],
+    kept: Sequence[Kept] = (),
+    settings: Settings | None = None,
+) -> Room:
     """The verdict at `env` for `capacity` bytes of which the context takes from `context[0]` to `context[1]`.
 
     More reserved bytes than there are do not matter by themselves: PyTorch gives cached blocks back before it gives up
     (c10/cuda/CUDACachingAllocator.cpp, `malloc`), which is played too.
     """
-    reserved = simulate(program, env, kept=kept).reserved_peak
+
+    def limited(context: int) -> Simulation:
+        return simulate(program, env, settings, max(0, capacity - context), total=capacity, kept=kept)
+
+    reserved = simulate(program, env, settings, kept=kept).reserved_peak
     if reserved + context[1] <= capacity:
         return Room(reserved, "fits", "")
-    least, most = (_limited(program, env, capacity, size, kept) for size in context)
+    least, most = map(limited, context)
     if least.failure is not None:
         return Room(reserved, "does not fit", _told(least))
     if most.failure is not None:
         return Room(reserved, "tight", _told(most))
     return Room(reserved, "fits", "")
-
-
-def _limited(program: Program, env: Mapping[str, int], capacity: int, context: int, kept: Sequence[Kept]) -> Simulation:
-    return simulate(program, env, capacity=max(0, capacity - context), total=capacity, kept=kept)
 
 
 def _told(result: Simulation) -> str:

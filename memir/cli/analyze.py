@@ -9,8 +9,9 @@ from pathlib import Path
 
 import click
 
+from memir.cli.allocator import alloc_conf_option
 from memir.cli.options import Request, cache_option, output_option, progress, step_options, write
-from memir.errors import EXIT_INCONCLUSIVE, EXIT_NO, EXIT_OK
+from memir.errors import EXIT_INCONCLUSIVE, EXIT_NO, EXIT_OK, UsageError
 
 
 @click.command("analyze")
@@ -28,13 +29,15 @@ from memir.errors import EXIT_INCONCLUSIVE, EXIT_NO, EXIT_OK
 @click.option(
     "--gpu", metavar="NAME|MEMORY", help="Take its kernels, and say whether the step fits: h100, 80GiB (see memir gpus)."
 )
+@alloc_conf_option
 @output_option
-def command(request: Request, format_text: str, gpu: str | None, output: Path | None) -> int:
+def command(request: Request, format_text: str, gpu: str | None, alloc_conf: str, output: Path | None) -> int:
     """Say what one training step of TARGET takes at its peak, without a GPU and without weights.
 
     Bytes are requested bytes: what PyTorch asks of the allocator. Exit code 1: it does not fit --gpu. Exit code 3: the number
     is printed but not proved; the reason stands under it.
     """
+    from memir.allocator.settings import parse_settings
     from memir.api import analyze, on_gpu, program_of
     from memir.cuda.verdict import DOES_NOT
     from memir.hardware import parse_gpu
@@ -45,6 +48,9 @@ def command(request: Request, format_text: str, gpu: str | None, output: Path | 
     backend = parse_backend(format_text)
     render = getattr(backend, "render", None)  # of a report; a backend without it prints programs
     memory = None if gpu is None else parse_gpu(gpu)
+    parse_settings(alloc_conf)  # before anything takes long
+    if alloc_conf and memory is None:
+        raise UsageError("--alloc-conf: the allocator is played for a GPU's verdict", hint="add  --gpu NAME")
     recipe = request.recipe if memory is None else on_gpu(request.recipe, memory)
     with progress() as stage:
         if render is None:
@@ -53,7 +59,8 @@ def command(request: Request, format_text: str, gpu: str | None, output: Path | 
             backend.emit(step.program, out)
             text, code = out.getvalue(), EXIT_OK
         else:
-            report = analyze(request.model, recipe, gpu=memory, **request.program_keywords(), progress=stage)
+            options = {"gpu": memory, "alloc_conf": alloc_conf, **request.program_keywords()}
+            report = analyze(request.model, recipe, **options, progress=stage)
             refused = report.verdict is not None and report.verdict.answer == DOES_NOT
             text, code = render(report), EXIT_INCONCLUSIVE if report.inconclusive else EXIT_NO if refused else EXIT_OK
     write(text, output)

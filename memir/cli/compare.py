@@ -8,12 +8,13 @@ from pathlib import Path
 import click
 
 from memir.cli.allocator import allocator_options
-from memir.cli.options import Request, cache_option, output_option, progress, step_options, write
+from memir.cli.options import Request, cache_option, gpu_option, output_option, progress, step_options, write
 from memir.errors import EXIT_NO, EXIT_OK
 
 
 @click.command("compare")
 @step_options
+@gpu_option
 @click.argument("recorded", metavar="RECORDED", type=click.Path(path_type=Path))
 @cache_option
 @click.option("--device", type=click.IntRange(min=0), help="Which GPU of the recording.  [default: the only one]")

@@ -9,12 +9,13 @@ from pathlib import Path
 import click
 
 from memir.cli.allocator import allocator_options
-from memir.cli.options import Request, cache_option, output_option, progress, step_options
+from memir.cli.options import Request, cache_option, gpu_option, output_option, progress, step_options
 from memir.errors import UsageError
 
 
 @click.command("export")
 @step_options
+@gpu_option
 @cache_option
 @click.option("--to", "form", type=click.Choice(("snapshot",)), required=True, help="snapshot: a CUDA memory snapshot.")
 @click.option(

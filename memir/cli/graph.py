@@ -10,13 +10,14 @@ from typing import Any
 
 import click
 
-from memir.cli.options import Request, output_option, progress, step_options, write
+from memir.cli.options import Request, gpu_option, output_option, progress, step_options, write
 
 LONGEST = 12  # items of a list that are printed in full
 
 
 @click.command("graph")
 @step_options
+@gpu_option
 @output_option
 def command(request: Request, output: Path | None) -> None:
     """Print the operators of a training step as PyTorch ran them.

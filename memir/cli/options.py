@@ -7,7 +7,7 @@ import sys
 import warnings
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
 from typing import Any, TextIO
 
@@ -72,7 +72,11 @@ _OPTIONS: tuple[Decorator, ...] = (
     _choice("target", "Whose kernels and allocator are followed."),
     _choice("dtype", "Type of parameters and activations."),
     _choice("amp", "torch.autocast around forward and loss; with --dtype f32, usually."),
-    _choice("attention", "sdpa: the kernel that PyTorch takes; or one kernel of it; eager: Hugging Face models without it."),
+    _choice(
+        "attention",
+        "sdpa: the kernel that PyTorch takes; or one kernel of it; flash-attn-2, eager: Hugging Face models with that package, "
+        "or with neither.",
+    ),
     click.option(
         "--optimizer",
         "recipe_optimizer",
@@ -83,7 +87,7 @@ _OPTIONS: tuple[Decorator, ...] = (
     ),
     _choice("optimizer_impl", "Implementation of the optimizer; default is what PyTorch picks."),
     click.option(
-        "--clip", "recipe_clip", type=float, metavar="NORM", default=0.0, help="Clip the gradient norm.  [default: no clipping]"
+        "--clip", "recipe_clip", type=float, metavar="NORM", help="Clip the gradient norm.  [default: 1 in trainer, else none]"
     ),
     click.option(
         "--accumulate", "recipe_accumulate", type=int, metavar="N", default=1, show_default=True, help="Micro-batches a step."
@@ -100,6 +104,7 @@ _OPTIONS: tuple[Decorator, ...] = (
         "--dropout", type=click.Choice(("on", "off")), default="on", show_default=True, help="Off sets every dropout to 0."
     ),
     _choice("mode", "A training step, or one forward pass without gradients."),
+    _choice("loop", "plain: a loop written by hand; trainer: the step as Hugging Face's Trainer runs it."),
     click.option(
         "--keep-outputs", "recipe_keep_outputs", is_flag=True, help="The loop's variable holds the outputs during backward."
     ),
@@ -180,6 +185,21 @@ def listing_options(json_adds: str) -> Decorator:
         return click.argument("word", default="")(form(output_option(command)))
 
     return options
+
+
+def gpu_option(command: Callable[..., Any]) -> Callable[..., Any]:
+    """`--gpu`, below `step_options`: the request's recipe takes the kernels of that card."""
+
+    @functools.wraps(command)
+    def wrapper(*, request: Request, gpu: str | None, **others: Any) -> Any:
+        if gpu is not None:
+            from memir.api import on_gpu
+            from memir.hardware import parse_gpu
+
+            request = replace(request, recipe=on_gpu(request.recipe, parse_gpu(gpu)))
+        return command(request=request, **others)
+
+    return click.option("--gpu", metavar="NAME", help="Take the kernels of that GPU: h100 (see memir gpus).")(wrapper)
 
 
 def cache_option(command: Callable[..., Any]) -> Callable[..., Any]:

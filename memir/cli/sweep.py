@@ -31,6 +31,11 @@ SPECS = ("lora", "quantize")  # a comma separates parts of one value
 SINGLE = ("model", "sets", "inputs", "trust_remote_code", "cache", "fold", "recipe_keep_outputs", "recipe_function")
 
 
+def _default(param: click.Parameter) -> str | None:
+    """The default of an option as it is typed, None where it has none."""
+    return str(param.default) if isinstance(param.default, str | int | float) else None
+
+
 def _listed(param: click.Parameter) -> click.Parameter:
     """The option for several values."""
     if param.name in (*AXES, *SINGLE) or not isinstance(param, click.Option):
@@ -41,7 +46,7 @@ def _listed(param: click.Parameter) -> click.Parameter:
         text = f"{param.help} Repeat it for several; none is the model as it is."
         return click.Option(declared, multiple=True, metavar="SPEC", help=text)
     return click.Option(
-        declared, metavar=f"{choices},...", default=str(param.default), show_default=param.show_default, help=param.help
+        declared, metavar=f"{choices},...", default=_default(param), show_default=param.show_default, help=param.help
     )
 
 

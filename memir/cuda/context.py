@@ -19,10 +19,16 @@ CUBLASLT_WORKSPACE = MIB  # bytes; aten/src/ATen/cuda/CublasHandlePool.cpp, `par
 
 @dataclass(frozen=True, slots=True)
 class Held:
-    """Bytes that are held from the first step on, with what holds them."""
+    """Bytes that are held from the first step on, with what holds them: once for each phase whose thread takes it."""
 
     name: str
-    nbytes: int
+    each: int  # bytes of one
+    phases: tuple[str, ...] = ("forward",)  # in which a thread takes it first: autograd's in the backward
+
+    @property
+    def nbytes(self) -> int:
+        """All of them together."""
+        return self.each * len(self.phases)
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,8 +90,8 @@ def workspaces(where: Platform, ops: Iterable[Op], *, trains: bool) -> tuple[Hel
         return ()
     version = f"{where.torch[0]}.{where.torch[1]}"
     one = cublas_workspace(f"{where.capability[0]}.{where.capability[1]}", version)
-    count = 2 if trains else 1
-    found = [Held(f"cuBLAS workspace of {count} thread{'s' if trains else ''}", count * one)]
+    phases = ("forward", "backward") if trains else ("forward",)
+    found = [Held(f"cuBLAS workspace of {len(phases)} thread{'s' if trains else ''}", one, phases)]
     if "aten.addmm" in opcodes and (2, 8) <= where.torch < (2, 12):
         found.append(Held("cuBLASLt workspace", CUBLASLT_WORKSPACE))
     return tuple(found)

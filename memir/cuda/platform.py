@@ -10,10 +10,12 @@ import re
 from dataclasses import dataclass
 
 from memir.errors import UsageError
+from memir.hardware.cards import cards
 
 Version = tuple[int, int]
 
 DEFAULT_CAPABILITY: Version = (8, 0)  # of a recipe that names no GPU
+_THREADS = {(7, 5): 1024, (8, 6): 1536, (8, 7): 1536, (8, 9): 1536, (12, 0): 1536, (12, 1): 1536}
 # PyTorch -> cuDNN as `cudnnGetVersion` has it (9.10.2 is 91002), CUDA; wheels of PyPI, Requires-Dist
 _WHEELS: dict[Version, tuple[int, Version]] = {
     (2, 6): (90100, (12, 4)),
@@ -52,6 +54,18 @@ def platform(gpu: str = "", torch: str = "2.13") -> Platform:
     known = min(max(version, min(_WHEELS)), max(_WHEELS))
     cudnn, cuda = _WHEELS[known]
     return Platform(_version(gpu, "gpu") if gpu else DEFAULT_CAPABILITY, version, cudnn, cuda)
+
+
+def multiprocessors(gpu: str = "") -> int:
+    """Streaming multiprocessors of the largest card of that compute capability (empty: 8.0); an A100's where none is known."""
+    capability = _version(gpu, "gpu") if gpu else DEFAULT_CAPABILITY
+    return max((card.sms for card in cards() if card.capability == capability), default=108)
+
+
+def threads_of_multiprocessor(gpu: str = "") -> int:
+    """cudaDeviceProp::maxThreadsPerMultiProcessor (CUDA C++ Programming Guide, technical specifications by capability)."""
+    capability = _version(gpu, "gpu") if gpu else DEFAULT_CAPABILITY
+    return _THREADS.get(capability, 2048)
 
 
 def _version(text: str, what: str) -> Version:

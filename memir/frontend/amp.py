@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
+from unittest import mock
 
 import torch
 from torch._C import DispatchKey, DispatchKeySet
@@ -110,14 +111,36 @@ def _cross_entropy(
 
 
 @contextmanager
+def _asked_without_device() -> Iterator[None]:
+    asked = torch.is_autocast_enabled
+
+    def is_autocast_enabled(device_type: str = "cpu") -> bool:
+        return asked(device_type)
+
+    def get_autocast_gpu_dtype() -> torch.dtype:
+        return torch.get_autocast_dtype("cpu")
+
+    with (
+        mock.patch.object(torch, "is_autocast_enabled", is_autocast_enabled),
+        mock.patch.object(torch, "get_autocast_gpu_dtype", get_autocast_gpu_dtype),
+    ):
+        yield
+
+
+@contextmanager
 def cuda_autocast(amp: str) -> Iterator[None]:
-    """Within, `torch.autocast("cpu")` casts as `torch.autocast("cuda")` would; nothing happens for "none"."""
+    """Within, `torch.autocast("cpu")` casts as `torch.autocast("cuda")` would; nothing happens for "none".
+
+    Code that asks whether autocast is on and names no device means CUDA's (torch/csrc/autograd/init.cpp,
+    `is_autocast_enabled`), as peft/tuners/lora/bnb.py and transformers' flash-attn 2 before 5.0 do: it gets the answer for
+    the one that is on.
+    """
     if amp == "none":
         yield
         return
     kernels = list(_kernels())
     loss = aten.cross_entropy_loss.default
-    with torch.library._scoped_library("aten", "IMPL") as library:
+    with torch.library._scoped_library("aten", "IMPL") as library, _asked_without_device():
         for operator, kernel in kernels:
             if not _has(operator, "AutocastCPU"):
                 library.impl(operator, kernel, "AutocastCPU")

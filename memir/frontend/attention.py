@@ -1,15 +1,14 @@
 """`scaled_dot_product_attention` as CUDA runs it, on fake cpu tensors: the kernel that PyTorch takes there.
 
 The choice is `memir.cuda.attention`'s, for the installed PyTorch. The GPU is taken to be of compute capability 8.0 unless the
-recipe says otherwise (`attention_of`). Kernels' workspaces are rules of `memir.ir.opset`.
+recipe says otherwise. Kernels' workspaces are rules of `memir.ir.opset`.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from contextlib import contextmanager
-from contextvars import ContextVar
+from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 
 import torch
 import torch.nn.functional as F  # noqa: N812 (the name everybody uses)
@@ -34,21 +33,14 @@ class _Attention:
     trains: bool = True  # the forward without gradients, which is traced beside a training step, takes the same kernels
 
 
-_ATTENTION: ContextVar[_Attention | None] = ContextVar("memir_attention", default=None)
-
-
-@contextmanager
-def attention_of(recipe: Recipe) -> Iterator[None]:
-    """Within, attention takes the kernel that the installed PyTorch takes on the recipe's GPU, or the recipe's own."""
+def attention_of(recipe: Recipe) -> Callable[..., torch.Tensor]:
+    """`scaled_dot_product_attention` with the kernel that the installed PyTorch takes on the recipe's GPU, or the recipe's."""
     only = recipe.attention if recipe.attention in KERNELS else ""
-    token = _ATTENTION.set(_Attention(platform(recipe.gpu, torch.__version__), only, recipe.mode == "train"))
-    try:
-        yield
-    finally:
-        _ATTENTION.reset(token)
+    return partial(_attention, _Attention(platform(recipe.gpu, torch.__version__), only, recipe.mode == "train"))
 
 
 def choose_attention(
+    setting: _Attention,
     query: torch.Tensor,
     key: torch.Tensor,
     value: torch.Tensor,
@@ -62,7 +54,6 @@ def choose_attention(
     UsageError where the recipe wants one that cannot run there. Lengths may be symbols: what is not known of them without
     asking for their values counts as false, as in PyTorch's own `TORCH_GUARD_OR_FALSE`.
     """
-    setting = _ATTENTION.get() or _Attention(platform(torch=torch.__version__))
     call = _call(query, key, value, attn_mask, dropout_p, is_causal, enable_gqa, setting.trains)
     found = choose(call, setting.platform, setting.only)
     if not found.kernel:
@@ -125,7 +116,8 @@ def _fits(mask: torch.Tensor, query: torch.Tensor, key: torch.Tensor) -> bool:
     return all(_same(a, b) or _same(a, 1) for a, b in zip(mask.shape, scores[-mask.dim() :], strict=True))
 
 
-def attention(
+def _attention(
+    setting: _Attention,
     query: torch.Tensor,
     key: torch.Tensor,
     value: torch.Tensor,
@@ -139,7 +131,7 @@ def attention(
     if torch.is_autocast_enabled("cpu"):  # aten/src/ATen/autocast_mode.h: it is of the lower precision list, floating masks too
         query, key, value = (_autocast(t) for t in (query, key, value))
         attn_mask = None if attn_mask is None else _autocast(attn_mask)
-    kernel = choose_attention(query, key, value, attn_mask, dropout_p, is_causal, enable_gqa)
+    kernel = choose_attention(setting, query, key, value, attn_mask, dropout_p, is_causal, enable_gqa)
     out: torch.Tensor
     if kernel == "math":
         with sdpa_kernel(SDPBackend.MATH):

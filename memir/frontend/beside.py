@@ -15,6 +15,8 @@ from collections.abc import Callable, Sequence
 from contextlib import suppress
 from typing import BinaryIO, Generic, TypeVar
 
+import torch
+
 T = TypeVar("T")
 _ROOM = 2**20  # bytes; what Linux allows without privileges
 OWN_THREAD = "memir-progress"  # it only writes to stderr, which the copy never does
@@ -56,6 +58,7 @@ class Beside(Generic[T]):
             return
         try:  # the copy: whatever happens, it ends here
             os.close(reading)
+            torch.set_num_threads(1)  # OpenMP's team was not copied: a parallel loop would wait for it forever
             with os.fdopen(writing, "wb") as file:
                 for task in self._tasks:
                     file.write(pickle.dumps(task()))

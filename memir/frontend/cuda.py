@@ -12,8 +12,9 @@ from typing import Any
 import torch
 import torch.nn.functional as F  # noqa: N812 (the name everybody uses)
 
-from memir.frontend.attention import attention
+from memir.frontend.attention import attention_of
 from memir.frontend.record import Recorder
+from memir.recipe import Recipe
 
 aten = torch.ops.aten
 _HALF = (torch.float16, torch.bfloat16)
@@ -90,5 +91,6 @@ def _rms_norm(
     return normalized
 
 
-# What a function mode redirects on CUDA (memir.frontend.functions); its keys are the functions as a mode sees them.
-FUNCTIONS: dict[Any, Callable[..., torch.Tensor]] = {_SDPA: attention, F.rms_norm: _rms_norm}
+def functions(recipe: Recipe) -> dict[Any, Callable[..., torch.Tensor]]:
+    """What a function mode redirects on CUDA (memir.frontend.functions); its keys are the functions as a mode sees them."""
+    return {_SDPA: attention_of(recipe), F.rms_norm: _rms_norm}

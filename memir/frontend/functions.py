@@ -12,16 +12,17 @@ from torch.overrides import TorchFunctionMode
 
 from memir.frontend import cuda
 from memir.frontend.indexing import get_item
+from memir.recipe import Recipe
 
 
 @contextmanager
-def target_functions(target: str) -> Iterator[None]:
-    """Within, the target's functions stand in for PyTorch's, under backward too, where checkpointing recomputes.
+def target_functions(recipe: Recipe) -> Iterator[None]:
+    """Within, the functions of the recipe's target stand in for PyTorch's, under backward too, where checkpointing recomputes.
 
     `Tensor.backward` is itself a call that a function mode sees, and a mode is off while it handles one
     (torch/overrides.py, `handle_torch_function`): so it is switched on again around autograd's engine.
     """
-    functions = _Redirected({torch.Tensor.__getitem__: get_item, **(cuda.FUNCTIONS if target == "cuda" else {})})
+    functions = _Redirected({torch.Tensor.__getitem__: get_item, **(cuda.functions(recipe) if recipe.target == "cuda" else {})})
     engine = vars(torch.autograd)["_engine_run_backward"]
 
     def run(*args: Any, **kwargs: Any) -> Any:

@@ -100,7 +100,7 @@ def _describe(
         unwrap_no_grad(module, assumptions)
         limits = [limit for limit in (position_limit(module), stated_limit(values)) if limit is not None]
         max_seq = min(limits, default=None)
-        entry = find_entry(module, inputs, padded=recipe.batch_kind == "padded", where=source)
+        entry = find_entry(module, inputs, padded=recipe.masked, where=source)
         seqs = _probe_lengths(max_seq)
         call = find_call(module, entry, layers=layers, seqs=seqs, roots=roots, assumptions=assumptions)
     remember_scope(module, scope)

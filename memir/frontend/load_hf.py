@@ -6,7 +6,7 @@ import copy
 import inspect
 import sys
 from collections.abc import Mapping
-from contextlib import ExitStack, redirect_stdout
+from contextlib import AbstractContextManager, ExitStack, nullcontext, redirect_stdout
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
@@ -15,11 +15,13 @@ import torch
 from torch import nn
 
 from memir.errors import UsageError
+from memir.frontend import flash_attn
 from memir.frontend.device import build_device
 from memir.frontend.load_hf_config import first_lines, make_config, offline, refuse_non_decoders
 from memir.frontend.load_layers import decoder_layers, mask_limit, position_limit, stated_limit
 from memir.frontend.load_values import plain_dict
 from memir.frontend.loaded import Call, LoadedModel
+from memir.frontend.trainer import sets_cache_off
 from memir.recipe import Recipe
 
 DTYPE = {"bf16": torch.bfloat16, "f16": torch.float16, "f32": torch.float32}
@@ -75,7 +77,7 @@ def _build(config: Any, recipe: Recipe, target: str, trust: bool, assumptions: l
     major, minor = (int(part) for part in transformers.__version__.split(".")[:2])
     # `torch_dtype` became `dtype` in transformers 4.56 (PreTrainedModel._from_config takes both since).
     dtype_name = "dtype" if (major, minor) >= (4, 56) else "torch_dtype"
-    implementation = "eager" if recipe.attention == "eager" else "sdpa"
+    implementation = {"eager": "eager", "flash-attn-2": "flash_attention_2"}.get(recipe.attention, "sdpa")
     options: dict[str, Any] = {dtype_name: DTYPE[recipe.dtype], "attn_implementation": implementation}
     if trust:
         options["trust_remote_code"] = True
@@ -83,7 +85,7 @@ def _build(config: Any, recipe: Recipe, target: str, trust: bool, assumptions: l
     def build(**changes: Any) -> nn.Module:
         default_dtype = torch.get_default_dtype()
         try:
-            with torch.device(build_device()):
+            with torch.device(build_device()), _flash_attn(recipe):
                 module = AutoModelForCausalLM.from_config(copy.deepcopy(config), **{**options, **changes})
         finally:
             torch.set_default_dtype(default_dtype)
@@ -94,12 +96,14 @@ def _build(config: Any, recipe: Recipe, target: str, trust: bool, assumptions: l
         try:
             return build()
         except (ValueError, ImportError) as error:
-            if implementation == "eager" or "scaled_dot_product" not in str(error):
+            if implementation != "sdpa" or "scaled_dot_product" not in str(error):
                 raise
             module = build(attn_implementation="eager")
             if getattr(config.get_text_config(), "num_attention_heads", None) is not None:  # a state-space model has none
                 assumptions.append(f"eager attention: transformers has no sdpa attention for {config.model_type}")
             return module
+    except UsageError:
+        raise
     except ImportError as error:
         raise UsageError(f"{target}: a package that {config.model_type} needs is missing", where=first_lines(error)) from None
     except Exception as error:  # a boundary: a model's constructor may raise anything on a config that does not fit it
@@ -109,19 +113,25 @@ def _build(config: Any, recipe: Recipe, target: str, trust: bool, assumptions: l
         ) from None
 
 
+def _flash_attn(recipe: Recipe) -> AbstractContextManager[None]:
+    """flash-attn 2, described; where the model is built to really run, the package itself."""
+    return flash_attn.installed() if recipe.attention == flash_attn.NAME and build_device() == "meta" else nullcontext()
+
+
 def call_of(module: nn.Module, recipe: Recipe, assumptions: list[str]) -> Call:
-    """The call of a transformers model with input_ids and labels, without a cache; the mask only for a padded batch."""
+    """The call of a transformers model with input_ids and labels, without a cache; the mask where the batch has one."""
     parameters = inspect.signature(module.forward).parameters
     ids = "input_ids" if "input_ids" in parameters else next(iter(parameters))
     has_labels = "labels" in parameters
     if not has_labels:
         assumptions.append("the model computes no loss: F.cross_entropy over the shifted logits is added")
-    constants: tuple[tuple[str, Any], ...] = (("use_cache", False),) if "use_cache" in parameters else ()
-    padded = recipe.batch_kind == "padded" and "attention_mask" in parameters
+    without_cache = "use_cache" in parameters and (recipe.loop == "plain" or sets_cache_off())
+    constants: tuple[tuple[str, Any], ...] = (("use_cache", False),) if without_cache else ()
+    masked = recipe.masked and "attention_mask" in parameters
     return Call(
         ids=ids,
         targets="labels" if has_labels else None,
-        mask="attention_mask" if padded else None,
+        mask="attention_mask" if masked else None,
         constants=constants,
         loss="attr:loss" if has_labels else "logits:attr:logits",
     )

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager, nullcontext
+from functools import reduce
 from typing import Any
 
 import torch
@@ -15,6 +16,7 @@ import torch.nn.functional as F  # noqa: N812 (the name everybody uses)
 from torch import nn
 
 from memir.errors import UsageError
+from memir.frontend import trainer
 from memir.frontend.loaded import Call
 from memir.recipe import Recipe
 
@@ -34,7 +36,8 @@ class Step:
     Calls `on_phase(name)` at the start of every phase: forward, backward, optimizer; with N > 1 micro-batches micro0.forward,
     micro0.backward, ..., `on_event(name)` before storages die without an operator (zero_grad, drop_outputs, drop_loss), and
     `on_loss(loss)` before backward.
-    The batch belongs to the caller and lives across steps.
+    The batch belongs to the caller and lives across steps. With `recipe.loop` "trainer" it is the step of Hugging Face's
+    Trainer (`memir.frontend.trainer`).
     """
 
     def __init__(
@@ -51,13 +54,42 @@ class Step:
         self.on_phase, self.on_event, self.on_loss = on_phase, on_event, on_loss
         self.parameters = [p for p in module.parameters() if p.requires_grad]
         self.outputs: Any = None
+        self.is_trainers = recipe.loop == "trainer"
+        self.counts = self.is_trainers and call.targets is not None and trainer.takes_number(module)
+        self.arguments: dict[str, Any] = {}  # what Trainer tells the model beside the batch
+        self.scalars: list[torch.Tensor] = []  # what its loop holds from step to step: the losses' sum, the loss, the norm
+
+    def begin(self, batch: Batch) -> None:
+        """What Trainer does before the first forward of a step: the targets of all micro-batches are counted."""
+        if self.counts:
+            self.arguments = trainer.number_of_targets([batch[self.call.targets or ""]] * self.recipe.accumulate)
+
+    def prime(self, batch: Batch) -> None:
+        """Makes the scalars that a loop of Trainer's holds from its first step on."""
+        self.begin(batch)
+        if self.is_trainers:
+            self.scalars = [torch.zeros(()), torch.zeros(())]
+        if self.is_trainers and self.recipe.clip:  # the norm has the gradients' dtype
+            self.scalars.append(torch.zeros((), dtype=reduce(torch.promote_types, (p.dtype for p in self.parameters))))
+
+    def hold(self, loss: torch.Tensor) -> None:
+        """The loss of a micro-batch, which Trainer's loop keeps until the next one and adds up."""
+        if self.is_trainers:
+            self.scalars[1] = loss.detach()
+            self.scalars[0] += self.scalars[1]
+
+    def held(self) -> dict[str, torch.Tensor]:
+        """The scalars by name."""
+        numbers = {name: value for name, value in self.arguments.items() if isinstance(value, torch.Tensor)}
+        return {**numbers, **dict(zip(("sum_of_losses", "loss", "gradient_norm"), self.scalars, strict=False))}
 
     def forward(self, batch: Batch) -> Any:
         """The model's outputs for the batch, called as the recipe says."""
         call = self.call
         kwargs = {name: batch[name] for name in (call.ids, call.targets, call.mask) if name is not None}
         with self._autocast(batch):
-            return self.module(**kwargs, **dict(call.constants))
+            outputs = self.module(**kwargs, **dict(call.constants), **self.arguments)
+        return trainer.widened(outputs) if self.is_trainers and self.recipe.amp != "none" else outputs
 
     def _autocast(self, batch: Batch) -> AbstractContextManager[Any]:
         if self.recipe.amp == "none":
@@ -99,27 +131,34 @@ class Step:
             del outputs, loss
             return
         count = self.recipe.accumulate
+        if self.is_trainers and not self.scalars:
+            self.prime(batch)
         for micro in range(count):
             prefix = f"micro{micro}." if count > 1 else ""
             self.on_phase(f"{prefix}forward")
             if micro == 0 and self.recipe.zero_grad == "first":
                 self.zero_grad()
+            if micro == 0:
+                self.begin(batch)
             outputs = self.forward(batch)
             loss = self.loss(outputs, batch)
             self.on_event("drop_outputs")
             if self.recipe.keep_outputs:
                 self.outputs = outputs
             del outputs
-            if count > 1:
+            if (count > 1 or self.is_trainers) and not self.arguments:
                 loss = loss / count
             self.on_loss(loss)
             self.on_phase(f"{prefix}backward")
             torch.autograd.backward(loss)
+            self.hold(loss)
             self.on_event("drop_loss")
             del loss
         self.on_phase("optimizer")
         if self.recipe.clip:
-            nn.utils.clip_grad_norm_(self.parameters, self.recipe.clip, foreach=self.recipe.target == "cuda")
+            norm = nn.utils.clip_grad_norm_(self.parameters, self.recipe.clip, foreach=self.recipe.target == "cuda")
+            self.scalars[2:] = [norm] if self.is_trainers else []
+            del norm
         if self.optimizer is not None:
             self.optimizer.step()
         if self.recipe.zero_grad == "last":

@@ -33,14 +33,15 @@ def lower(recorder: Recorder, released: Recorder | None, name: str, domain: tupl
         operands = tuple(values[o] for o in event.operands)
         results = tuple(values[r] for r in event.results)
         forward = event.forward_of
+        opcode = event.opcode if event.opcode in ("memir.alloc", "memir.free") else _opcode(event.opcode)
         op = Op(
-            opcode=event.opcode if event.opcode in ("memir.alloc", "memir.free") else _opcode(event.opcode),
+            opcode=opcode,
             operands=tuple(v.name for v in operands),
             results=results,
             frees=tuple(names[s] for s in event.frees),
             drops=tuple(names[s] for s in drops.get(number, ())),
             saves=tuple(names[s] for s in sorted(saves.get(number, ()))),
-            scratch=scratch_of(recipe.target, _opcode(event.opcode), operands, results),
+            scratch=scratch_of(recipe.target, opcode, operands, results),
             path=event.path,
             source=event.source,
             forward_of=value_names[first_result[forward]] if forward is not None and forward in first_result else None,
@@ -88,6 +89,7 @@ class _Links:
         by_sequence: dict[int, int] = {}
         occurrences: dict[tuple[str, str], list[int]] = defaultdict(list)
         recomputed: dict[tuple[str, str], int] = defaultdict(int)
+        again: dict[int, Event] = {}  # reentrant checkpointing differentiates the recomputed operators themselves
         for number, event in enumerate(self.events):
             if not event.backward and event.phase.endswith("forward"):
                 occurrences[event.path, event.opcode].append(number)
@@ -98,6 +100,8 @@ class _Links:
                 turn = recomputed[event.path, event.opcode]
                 recomputed[event.path, event.opcode] += 1
                 event.forward_of = made[turn % len(made)] if made else None
+                if event.sequence is not None:
+                    again.setdefault(event.sequence, event)
         last: Event | None = None
         for event in self.events:
             if not event.backward or event.recompute:
@@ -105,6 +109,9 @@ class _Links:
             if event.sequence is not None and event.sequence in by_sequence:
                 event.forward_of = by_sequence[event.sequence]
                 origin: Event | None = self.events[event.forward_of]
+            elif event.sequence is not None and event.sequence in again:
+                origin = again[event.sequence]
+                event.forward_of = origin.forward_of
             else:
                 origin = last  # the engine's own work between nodes: accumulating gradients
             if origin is not None:

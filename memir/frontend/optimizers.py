@@ -12,7 +12,7 @@ from torch._subclasses.fake_tensor import FakeTensor
 
 from memir.cuda.optimizers import default_form, forms
 from memir.errors import UsageError
-from memir.frontend import optimizers_bnb
+from memir.frontend import optimizers_bnb, trainer
 from memir.frontend.optimizer_names import BITSANDBYTES, NAMES, TORCH, TRANSFORMERS, Named, named
 from memir.recipe import Recipe
 
@@ -54,7 +54,8 @@ def resolved_impl(recipe: Recipe) -> str:
     found = named_optimizer(recipe)
     options: Any = inspect.signature(optimizer_class(found.cls)).parameters if found.package == TORCH else ()
     if recipe.optimizer_impl == "default":
-        return found.impl or default_form(found.cls, options, recipe.target)
+        trainers = trainer.form_of(recipe.optimizer) if recipe.loop == "trainer" and found.package == TORCH else ""
+        return found.impl or trainers or default_form(found.cls, options, recipe.target)
     if recipe.optimizer_impl not in forms(options):
         where = "torch.optim" if found.package == TORCH else found.package
         raise UsageError(f"--optimizer-impl: {where}.{found.cls} has no {recipe.optimizer_impl} form")
@@ -97,10 +98,10 @@ def make_optimizer(module: nn.Module, recipe: Recipe) -> torch.optim.Optimizer |
         return _adafactor(parameters)
     if found.cls == "Muon":
         return _Muon(module, parameters, recipe)
-    return _built(found.cls, parameters, impl)
+    return _built(found.cls, trainer.groups(module) if recipe.loop == "trainer" else parameters, impl)
 
 
-def _built(name: str, parameters: list[nn.Parameter], impl: str) -> torch.optim.Optimizer:
+def _built(name: str, parameters: list[nn.Parameter] | list[dict[str, Any]], impl: str) -> torch.optim.Optimizer:
     cls = optimizer_class(name)
     accepted = inspect.signature(cls).parameters
     options: dict[str, Any] = {}

@@ -34,7 +34,7 @@ def prepare(loaded: LoadedModel, recipe: Recipe) -> nn.Module:
     if recipe.loss != "model":
         fuse_loss(module, loaded, recipe)
     if recipe.checkpoint == "full":
-        _checkpoint_layers(module, loaded)
+        _checkpoint_layers(module, loaded, recipe)
     if not recipe.dropout:
         _switch_dropout_off(module)
     return module.train()
@@ -66,12 +66,20 @@ def _inject_lora(module: nn.Module, lora: Lora) -> nn.Module:
     return adapted
 
 
-def _checkpoint_layers(module: nn.Module, loaded: LoadedModel) -> None:
-    """`torch.utils.checkpoint` (use_reentrant=False) around every layer; Hugging Face models do it by their own switch."""
+def _checkpoint_layers(module: nn.Module, loaded: LoadedModel, recipe: Recipe) -> None:
+    """`torch.utils.checkpoint` (use_reentrant=False) around every layer; Hugging Face models do it by their own switch.
+
+    Trainer leaves the kind to transformers, where it was reentrant before 5.0.
+    """
     enable = getattr(module, "gradient_checkpointing_enable", None)
     if loaded.is_hf and enable is not None:
         try:
-            enable(gradient_checkpointing_kwargs={"use_reentrant": False})
+            if recipe.loop == "trainer":
+                enable()
+            else:
+                enable(gradient_checkpointing_kwargs={"use_reentrant": False})
+            if _is_reentrant(module) and recipe.lora is not None:  # PeftModel, `_prepare_model_for_gradient_checkpointing`
+                module.enable_input_require_grads()  # type: ignore[operator]
         except ValueError as error:
             raise UsageError(f"{loaded.name} does not support gradient checkpointing", where=str(error)) from error
         return
@@ -85,6 +93,12 @@ def _checkpoint_layers(module: nn.Module, loaded: LoadedModel) -> None:
     for path in loaded.layers:
         layer = by_name.get(path) or by_name[f"base_model.model.{path}"]
         layer.forward = _checkpointed(layer.forward)
+
+
+def _is_reentrant(module: nn.Module) -> bool:
+    """Whether transformers has set its checkpointing to reentrant (`PreTrainedModel.gradient_checkpointing_enable`)."""
+    functions = (getattr(m, "_gradient_checkpointing_func", None) for m in module.modules())
+    return any(getattr(f, "keywords", {}).get("use_reentrant", False) for f in functions)
 
 
 def _checkpointed(forward: Callable[..., Any]) -> Callable[..., Any]:
@@ -110,8 +124,8 @@ def without_effect(loaded: LoadedModel, recipe: Recipe) -> list[str]:
     said = []
     if recipe.batch_kind == "padded" and loaded.call.mask is None:
         said.append("batch-kind padded has no effect: forward() takes no attention mask")
-    if recipe.attention == "eager" and not loaded.is_hf:
-        said.append("attention eager has no effect: the model's own code computes its attention")
+    if recipe.attention in ("eager", "flash-attn-2") and not loaded.is_hf:
+        said.append(f"attention {recipe.attention} has no effect: the model's own code computes its attention")
     if recipe.mode == "forward" and (recipe.accumulate > 1 or recipe.clip or recipe.checkpoint != "none"):
         said.append("accumulate, clip and checkpoint have no effect on a forward pass alone")
     if recipe.function and not recipe.keep_outputs:

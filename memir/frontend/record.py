@@ -220,7 +220,7 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]  # PyTorch l
         event.source = source_line(sys._getframe(2))
         event.hooked = torch._C._autograd._top_saved_tensors_default_hooks(True) is not None
         latest = torch._C._autograd._get_sequence_nr() - 1
-        if torch.is_grad_enabled() and latest > self._last_sequence:
+        if latest > self._last_sequence:  # also within an autograd.Function's forward, which runs without gradients
             event.sequence = latest
             self._last_sequence = latest
 

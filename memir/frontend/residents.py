@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 
 import torch
 from torch import nn
@@ -25,6 +25,7 @@ class Residents:
     ) -> None:
         self.module, self.optimizer, self.batch, self.recorder = module, optimizer, batch, recorder
         self.host_scalars = host_scalars  # the optimizer keeps its step counters in host memory
+        self.held: Callable[[], Mapping[str, torch.Tensor]] = dict  # what the loop holds beside the batch
         self.names = {id(p): name.removeprefix("base_model.model.") for name, p in module.named_parameters()}
 
     def _mark(self, tensor: torch.Tensor, name: str, kind: Kind, of: str | None = None, device: str = "gpu") -> None:
@@ -43,6 +44,8 @@ class Residents:
             self._mark(attribute, name.removeprefix("base_model.model.").lstrip("."), Kind.BUFFER)
         for name, given in self.batch.items():
             self._mark(given, name, Kind.INPUT)
+        for name, scalar in self.held().items():
+            self._mark(scalar, f"loop.{name}", Kind.ACTIVATION)
         self.note_gradients()
         if self.optimizer is None:
             return

@@ -17,6 +17,7 @@ from torch import fx, nn
 from torch._dispatch.python import enable_python_dispatcher
 
 from memir.errors import InconclusiveError
+from memir.frontend import flash_attn
 from memir.frontend.accumulate import accumulate_in_place
 from memir.frontend.amp import cuda_autocast
 from memir.frontend.answers import Answers, Handler
@@ -47,6 +48,8 @@ from memir.frontend.record import Recorder
 from memir.frontend.residents import Residents
 from memir.frontend.saved import saved_storages
 from memir.frontend.symbols import LostSymbolError, SizeReader, specialized
+from memir.frontend.trainer import check_loss, with_all_batches
+from memir.frontend.uncounted import uncounted
 from memir.ir.core import Program
 from memir.ir.opset import without_rule
 from memir.recipe import Recipe
@@ -93,6 +96,8 @@ def trace_once(
     """
     progress("loading the model")
     loaded = load()
+    if recipe.loop == "trainer":
+        check_loss(loaded)
     module = prepare(loaded, recipe)
     fake = make_mode(cached=not (batch.symbolic or seq.symbolic))
     move_to_fake(module, fake)
@@ -109,6 +114,8 @@ def trace_once(
         if not loaded.is_library:  # transformers' models name no device
             stack.enter_context(CudaMeans("cpu"))
         stack.enter_context(real_branches())
+        if loaded.is_hf and recipe.attention == flash_attn.NAME:
+            stack.enter_context(flash_attn.installed())
         stack.enter_context(remembered_sizes())
         stack.enter_context(export_left_out())
         stack.enter_context(fake.mode)
@@ -116,7 +123,7 @@ def trace_once(
         stack.enter_context(cpp_composites(recipe.target))
         stack.enter_context(cuda_autocast(recipe.amp if recipe.target == "cuda" else "none"))
         stack.enter_context(tracing.modules.active())
-        stack.enter_context(target_functions(recipe.target))
+        stack.enter_context(target_functions(recipe))
         stack.enter_context(_no_collection())
         stack.enter_context(explained(loaded, batch, seq))
         released = None
@@ -162,12 +169,15 @@ class _Tracing:
         self.answers.attach(recorder)
         with self._recording(recorder), torch.no_grad():
             recorder.on_phase("forward")
+            step.prime(self.batch)
             outputs = step.forward(self.batch)
             loss = step.loss(outputs, self.batch)
             recorder.on_event("drop_outputs")
             del outputs
+            step.hold(loss)
             recorder.on_event("drop_loss")
             del loss
+        recorder.closed = True
         return recorder
 
     def steady_step(self) -> Recorder:
@@ -176,14 +186,17 @@ class _Tracing:
         optimizer = make_optimizer(self.module, recipe)
         host_scalars = recipe.target == "cuda" and resolved_impl(recipe) in ("foreach", "for-loop")
         residents = Residents(self.module, optimizer, self.batch, recorder, host_scalars=host_scalars)
-        residents.register()
 
         def on_loss(loss: torch.Tensor) -> None:
             recorder.saved.update(saved_storages(loss, recorder))
 
         step = Step(self.module, self.loaded.call, recipe, optimizer, recorder.on_phase, recorder.on_event, on_loss)
+        recorder.silent = True
+        with recorder:
+            step.prime(self.batch)
+        residents.held = step.held
+        residents.register()
         if optimizer is not None:
-            recorder.silent = True
             with recorder:
                 recorder.on_phase("optimizer")
                 for parameter in step.parameters:
@@ -267,9 +280,9 @@ def trace(
         traced = _trace(load, replace(recipe, accumulate=TRACED), batch, seq, progress, fold)
         programs = [p and collapsed(p, recipe.accumulate) for p in (traced.program, traced.general)]
         if programs[0] is not None and (traced.general is None or programs[1] is not None):
-            return _with_workspaces(replace(traced, program=programs[0], general=programs[1]), recipe)
+            return _finished(replace(traced, program=programs[0], general=programs[1]), recipe, batch, seq)
         progress("the micro-batches differ: tracing all of them")
-    return _with_workspaces(_trace(load, recipe, batch, seq, progress, fold), recipe)
+    return _finished(_trace(load, recipe, batch, seq, progress, fold), recipe, batch, seq)
 
 
 def _trace(load: Callable[[], LoadedModel], recipe: Recipe, batch: int, seq: int, progress: Progress, fold: bool) -> Traced:
@@ -295,10 +308,15 @@ def _trace(load: Callable[[], LoadedModel], recipe: Recipe, batch: int, seq: int
     return traced
 
 
-def _with_workspaces(traced: Traced, recipe: Recipe) -> Traced:
-    """The assumptions say which operators' workspaces are not counted."""
+def _finished(traced: Traced, recipe: Recipe, batch: int, seq: int) -> Traced:
+    """With the inputs of all of Trainer's micro-batches; the assumptions say which operators' workspaces are not counted."""
+    if recipe.loop == "trainer":
+        traced.program = with_all_batches(traced.program, recipe.accumulate)
+        traced.general = traced.general and with_all_batches(traced.general, recipe.accumulate)
     unknown = without_rule(recipe.target, traced.program.counted(traced.dims))
     if unknown:
         named = ", ".join(f"{opcode} ({count})" for opcode, count in sorted(unknown.items()))
         traced.assumptions.append(f"no workspace is counted for operators without a rule on {recipe.target}: {named}")
+    more = uncounted(traced.program, {**traced.dims, "B": batch, "S": seq}, recipe.gpu) if recipe.target == "cuda" else ""
+    traced.assumptions += [more] if more else []
     return traced

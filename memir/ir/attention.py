@@ -25,12 +25,22 @@ def flash_backward(operands: Sequence[Value], results: Sequence[Value]) -> Size:
     """
     grad, query, key, _, out = operands[:5]
     batch, heads, length, head = query.shape
+    return _accumulators(batch, length, heads, head, key, key.shape[2], key.shape[1]) + _copy_of(grad) + _copy_of(out)
+
+
+def flash_attn_backward(operands: Sequence[Value], results: Sequence[Value]) -> Size:
+    """The package's: Dao-AILab/flash-attention, csrc/flash_attn/flash_api.cpp, `mha_bwd`; tensors are [B, S, H, D]."""
+    _, query, key = operands[:3]
+    batch, length, heads, head = query.shape
+    return _accumulators(batch, length, heads, head, key, key.shape[1], key.shape[2])
+
+
+def _accumulators(batch: Size, length: Size, heads: Size, head: Size, key: Value, keys: Size, key_heads: Size) -> Size:
+    """`mha_bwd`'s softmax_d, dq_accum and, with grouped heads, dk and dv of all heads."""
     rounded = ceil_div(length, 128) * 128
     head_rounded = Size.of(256) if _width(head) > 192 else ceil_div(head, 32) * 32
     total = (batch * heads * rounded + batch * rounded * heads * head_rounded) * _FLOAT
-    if key.shape[1] != heads:
-        total = total + 2 * batch * key.shape[2] * heads * head * ITEMSIZE[key.dtype]
-    return total + _copy_of(grad) + _copy_of(out)
+    return total if key_heads == heads else total + 2 * batch * keys * heads * head * ITEMSIZE[key.dtype]
 
 
 def efficient_forward(operands: Sequence[Value], results: Sequence[Value]) -> Size:

@@ -11,10 +11,11 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 
 from memir.ir import bitsandbytes, liger
-from memir.ir.attention import efficient_backward, efficient_forward, flash_backward
+from memir.ir.attention import efficient_backward, efficient_forward, flash_attn_backward, flash_backward
 from memir.ir.core import Op, Value
 from memir.ir.dtypes import ITEMSIZE
 from memir.ir.size import ONE, ZERO, Gen, Size, min_of
+from memir.ir.workspaces import foreach_norm, norm_backward
 
 Scratch = Callable[[Sequence[Value], Sequence[Value]], Size]  # (operands, results) -> bytes
 
@@ -135,6 +136,10 @@ _SCRATCH: dict[tuple[str, str], Scratch] = {
     ("cuda", "aten._safe_softmax"): _safe_softmax,
     ("cpu", "aten.sort"): _sort_cpu,
     ("cuda", "aten._scaled_dot_product_flash_attention_backward"): flash_backward,
+    ("cuda", "flash_attn._flash_attn_backward"): flash_attn_backward,
+    ("cuda", "aten.native_layer_norm_backward"): norm_backward,
+    ("cuda", "aten._fused_rms_norm_backward"): norm_backward,
+    ("cuda", "aten._foreach_norm.Scalar"): foreach_norm,
     ("cuda", "aten._scaled_dot_product_efficient_attention"): efficient_forward,
     ("cuda", "aten._scaled_dot_product_efficient_attention_backward"): efficient_backward,
     **{("cpu", f"aten.{name}.Tensor"): _cast_operands_cpu for name in _ELEMENTWISE},
@@ -143,7 +148,11 @@ _SCRATCH: dict[tuple[str, str], Scratch] = {
 }
 
 # Views, copies, factories and elementwise kernels of CUDA write their results and nothing else
-# (aten/src/ATen/native/cuda/Loops.cuh, ForeachFunctors.cuh). The names are without the overload.
+# (aten/src/ATen/native/cuda/Loops.cuh, ForeachFunctors.cuh). Matrix products use the workspaces of cuBLAS, which the process
+# holds (memir/cuda/context.py). Reductions to one number or of the last dimension keep within a few KiB, and so do scans and
+# the k largest of less than 20,000 (TensorTopK.cu); those over rows are told apart (workspaces.py, `shared_sum`), and so is the
+# embedding's backward. flash attention's forward splits the keys where there are less than 0.8 blocks of 64 queries for half
+# a multiprocessor (flash_api.cpp, `num_splits_heuristic`): a few MiB that are not counted. Names are without the overload.
 _FREE = """
 view _unsafe_view reshape _reshape_alias t transpose permute expand expand_as squeeze unsqueeze slice select split
 split_with_sizes chunk unbind as_strided alias detach unfold diagonal flatten view_as_real view_as_complex lift_fresh
@@ -153,13 +162,17 @@ constant_pad_nd slice_backward select_backward expand_backward add sub mul div n
 sigmoid silu gelu relu abs sign reciprocal erf clamp clamp_min clamp_max maximum minimum where eq ne lt le gt ge rsub
 addcmul addcdiv lerp logical_not logical_and logical_or bitwise_and bitwise_or bitwise_not masked_fill square softplus
 floor ceil round sub_ add_ mul_ div_ neg_ pow_ sqrt_ rsqrt_ exp_ clamp_ clamp_min_ masked_fill_ addcmul_ addcdiv_ lerp_
-relu_ sigmoid_ silu_ native_dropout native_dropout_backward silu_backward gelu_backward tanh_backward sigmoid_backward
-threshold_backward softplus_backward _softmax _log_softmax _log_softmax_backward_data
+relu_ sigmoid_ silu_ native_dropout native_dropout_backward embedding_dense_backward silu_backward gelu_backward tanh_backward
+sigmoid_backward threshold_backward softplus_backward _softmax _log_softmax _log_softmax_backward_data
 nll_loss_forward nll_loss_backward embedding native_layer_norm _fused_rms_norm gather _local_scalar_dense _foreach_add_
 _foreach_sub_ _foreach_mul_ _foreach_div_ _foreach_lerp_ _foreach_addcmul_ _foreach_addcdiv_ _foreach_sqrt _foreach_add
 _foreach_sub _foreach_mul _foreach_div _foreach_neg _foreach_neg_ _foreach_pow _foreach_pow_ _foreach_reciprocal_
 _foreach_maximum_ _foreach_sqrt_ _foreach_sign _foreach_abs _foreach_copy_ _foreach_zero_ _fused_adamw_ _fused_adam_
 _fused_sgd_ _scaled_dot_product_flash_attention _assert_async
+_flash_attn_forward
+mm addmm bmm baddbmm addmv mv dot sum mean amax amin linalg_vector_norm all any max min argmax argmin prod cumsum topk
+index index_select index_add index_copy scatter scatter_add scatter_ scatter_add_ index_add_ index_copy_ index_fill_
+bernoulli_ uniform_ normal_ isinf isnan remainder floor_divide bitwise_xor
 """
 FREE_OF_WORKSPACE = frozenset(_FREE.split())
 
