@@ -15,6 +15,7 @@ from memir.errors import UsageError
 
 PASSES: Mapping[str, str] = MappingProxyType(
     {
+        "activation-checkpoint": "memir.passes.activation_checkpoint:ActivationCheckpoint",
         "bind": "memir.passes.bind:Bind",
         "lifetimes": "memir.passes.lifetimes:Lifetimes",
         "unroll": "memir.passes.unroll:Unroll",

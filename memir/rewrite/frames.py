@@ -1,0 +1,144 @@
+"""Checkpoints of a flat program: what each holds, what runs again and when, and how long its nodes keep what they took.
+
+torch/utils/checkpoint.py, `_checkpoint_hook` and `_recomputation_hook`:
+- while a layer's forward runs, what autograd would save is replaced by an empty holder, so it dies where Python lets it go; the
+  frame of the call keeps the arguments until the last node of the layer has been released;
+- the first node that wants a saved tensor runs the layer again, up to the last tensor that is saved (early stop). An operator
+  saves its inputs before its kernel runs and its results after (tools/autograd/gen_variable_type.py), so the last one may not
+  run at all;
+- a node takes its tensors out (`holder.handles[gid] = None`), so they die when its function returns. That is before
+  `validate_outputs` sums gradients to the shape of what was broadcast and casts them to its type
+  (torch/csrc/autograd/engine.cpp, call_function).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+from dataclasses import dataclass
+
+from memir.errors import InconclusiveError, UsageError
+from memir.ir.core import Kind
+from memir.rewrite.flow import Flow, in_place
+
+_FITTING = ("aten.sum.", "aten._to_copy")  # what validate_outputs does to a gradient
+# They save a number that they multiply or divide by as a tensor of its own, which is no storage of the program
+# (tools/autograd/derivatives.yaml, `other`; 8 bytes on the host).
+_NUMBERS = ("aten.mul.Tensor", "aten.div.Tensor", "aten.mul_.Tensor", "aten.div_.Tensor")
+
+
+@dataclass(frozen=True, slots=True)
+class Stretch:
+    """A stretch of the forward that is one checkpoint: its operators' positions, and those whose results are kept."""
+
+    positions: tuple[int, ...]
+    kept: frozenset[int] = frozenset()
+    path: str = ""  # of the layer
+
+
+@dataclass(frozen=True, slots=True)
+class Frame:
+    """One checkpoint that backward comes to."""
+
+    stretch: Stretch
+    held: frozenset[str]  # the arguments' storages
+    savers: tuple[int, ...]  # operators of the stretch whose nodes keep something
+    again: frozenset[int]  # operators that run again
+    reached: frozenset[int]  # those, and the ones before the end whose results were kept
+    at: int  # the backward operator in front of which they run
+    end: int  # the operator after which the last node is released
+
+
+def frame_of(
+    flow: Flow, stretch: Stretch, requiring: Collection[int], passed: frozenset[str], *, early_stop: bool
+) -> Frame | None:
+    """The stretch's checkpoint; None where nothing in it requires a gradient: then nothing holds the frame after the call.
+
+    `requiring`: the forward operators with a gradient; `passed`: storages that it is called with and does not read.
+    """
+    ops = flow.ops
+    savers = [p for p in stretch.positions if ops[p].saves or (p in requiring and _saves_number(flow, p))]
+    groups = [group for p in savers if (group := node_of(flow, p))]
+    if not groups:
+        return None
+    last = savers[-1] if early_stop else stretch.positions[-1]
+    runs = not early_stop or bool(_results_saved(flow, last))
+    reached = frozenset(p for p in stretch.positions if p < last or (p == last and runs))
+    again = {p for p in reached - stretch.kept if not ops[p].opcode.startswith("memir.")}
+    return Frame(
+        stretch,
+        _arguments(flow, stretch) | passed,
+        tuple(savers),
+        frozenset(again),
+        reached,
+        min(min(group) for group in groups),
+        max(max(group) for group in groups),
+    )
+
+
+def node_of(flow: Flow, position: int) -> list[int]:
+    """The backward operators of a forward operator's node."""
+    return flow.group.get(flow.node[position] or "", [])
+
+
+def returned(flow: Flow, saver: int, frame: Frame) -> int:
+    """The last operator of a node's own function. A node that backward does not come to keeps its tensors as the frame does."""
+    group = node_of(flow, saver)
+    if not group:
+        return frame.end
+    after = len(group)
+    for k in range(len(group) - 1, 0, -1):
+        opcode = flow.ops[group[k]].opcode
+        if opcode.startswith(_FITTING):
+            after = k
+        elif opcode != "aten.view":
+            break
+    fitted: set[str] = set()
+    for position in group[after:]:
+        op = flow.ops[position]
+        if not op.opcode.startswith(_FITTING) and not fitted & set(op.operands):
+            return group[-1]
+        fitted |= {r.name for r in op.results}
+    return group[after - 1]
+
+
+def python_end(flow: Flow, name: str) -> int:
+    """Where the last Python reference to a storage goes; of one that lives on, behind the last operator."""
+    return flow.dropped.get(name, flow.freed.get(name, len(flow.ops)))
+
+
+def check_passed(flow: Flow, stretch: Stretch, passed: Collection[str]) -> None:
+    """UsageError where a storage cannot be an argument of the stretch."""
+    known = {s.name for s in flow.program.storages}
+    for name in sorted(passed):
+        if name not in known:
+            raise UsageError(f"passed={name}: the program has no storage of that name")
+        if not flow.born.get(name, -1) < stretch.positions[0] <= python_end(flow, name):
+            raise UsageError(f"passed={name}: it is not there when the layer is called", where=f"@{stretch.path}")
+
+
+def _arguments(flow: Flow, stretch: Stretch) -> frozenset[str]:
+    """What the stretch reads that was there before, parameters and buffers left out."""
+    made = {r.storage for p in stretch.positions for r in flow.ops[p].results if flow.born.get(r.storage) == p}
+    parameters = {s.name for s in flow.program.storages if s.kind == Kind.PARAMETER}
+    buffers = {s.name for s in flow.program.storages if s.kind == Kind.BUFFER}
+    read = {name for p in stretch.positions for name in flow.reads(p)} - made - parameters - buffers
+    for name in read:
+        born = flow.born.get(name)
+        if born is not None and flow.ops[born].opcode == "aten._to_copy" and flow.reads(born) <= parameters:
+            # aten/src/ATen/autocast_mode.cpp, cached_cast: each recomputation has a cache of its own and casts again.
+            raise InconclusiveError(
+                "a layer uses a parameter that was cast outside of it: it may be cast again with the layer",
+                where=f"@{stretch.path}",
+            )
+    return frozenset(read)
+
+
+def _saves_number(flow: Flow, position: int) -> bool:
+    op = flow.ops[position]
+    return op.opcode in _NUMBERS and len(op.operands) == 1
+
+
+def _results_saved(flow: Flow, position: int) -> set[str]:
+    """The storages that an operator saves after its kernel: its own results."""
+    op = flow.ops[position]
+    return {r.storage for r in op.results if flow.born.get(r.storage) == position or in_place(op.opcode)} & set(op.saves)

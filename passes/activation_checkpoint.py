@@ -1,0 +1,70 @@
+"""Activation checkpointing: layers are computed again in backward, `activation-checkpoint{policy=every-n every=2}`."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import ClassVar, Literal
+
+from memir.errors import InconclusiveError, UsageError
+from memir.ir.core import Op, Program, Repeat
+from memir.ir.unroll import has_repeats, unroll
+from memir.rewrite.flow import Flow
+from memir.rewrite.lift import Axes, LiftError, lift
+from memir.rewrite.policies import every_layer, selective
+from memir.rewrite.recompute import recomputed
+
+_FIRST = 8  # layers of the smallest sample that the lifted program is read off
+
+
+@dataclass(frozen=True, slots=True)
+class ActivationCheckpoint:
+    """What torch.utils.checkpoint(use_reentrant=False) around the layers makes of a step that was traced without it.
+
+    policy: `full` wraps every layer; `every-n` each `every`-th one; `selective` wraps every layer and keeps the results of the
+    opcodes in `save` (none given: what torchtitan keeps, of matrix products every second one).
+    passed: storages that the layers are called with and never read, as Hugging Face passes position ids: a checkpoint holds its
+    arguments whether they are read or not, and the program does not tell them.
+    early_stop: recomputation ends with the last tensor that is saved, as by default in PyTorch.
+    rng: the step runs on the CPU, where the random generator's state counts, 5,056 bytes a checkpoint.
+    """
+
+    name: ClassVar[str] = "activation-checkpoint"
+    policy: Literal["full", "every-n", "selective"] = "full"
+    every: int = 2
+    save: tuple[str, ...] = ()
+    passed: tuple[str, ...] = ()
+    early_stop: bool = True
+    rng: bool = False
+
+    def run(self, program: Program) -> Program:
+        """The program with checkpoints. UsageError where there is nothing to wrap, or something is wrapped already."""
+        if self.every < 1:
+            raise UsageError(f"every={self.every}: there is no such layer", hint="every=2 wraps each second layer")
+        if not has_repeats(program):
+            return self._flat(program)[0]
+        counts = sorted({name for phase in program.phases for name in _counts(phase.ops)})
+        if not counts:
+            return self._flat(unroll(program))[0]
+        axes = Axes(tuple((name, _FIRST) for name in counts), (counts[0],), tuple((name, counts[0]) for name in counts[1:]))
+        try:
+            return lift(program, lambda flat, _: self._flat(flat), axes, program.dims, program.domain)
+        except LiftError as error:
+            raise InconclusiveError(
+                f"the layers do not repeat any more: {error}",
+                where=error.where,
+                hint=f"give their number first:  -p 'bind{{{counts[0]}=32}},{self.name}...'",
+            ) from error
+
+    def _flat(self, program: Program) -> tuple[Program, list[int]]:
+        flow = Flow(program)
+        stretches = every_layer(flow, self.every if self.policy == "every-n" else 1)
+        if self.policy == "selective":
+            stretches = selective(flow, stretches, self.save)
+        return recomputed(flow, stretches, passed=self.passed, early_stop=self.early_stop, generator=self.rng)
+
+
+def _counts(ops: Iterable[Op | Repeat]) -> set[str]:
+    """The symbols in the Repeats' counts."""
+    inside = [op for op in ops if isinstance(op, Repeat)]
+    return {s for op in inside for s in (*op.count.symbols(), *_counts(op.body))}
