@@ -13,7 +13,7 @@ torch/utils/checkpoint.py, `_checkpoint_hook` and `_recomputation_hook`:
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 
 from memir.errors import InconclusiveError, UsageError
@@ -21,9 +21,6 @@ from memir.ir.core import Kind
 from memir.rewrite.flow import Flow, in_place
 
 _FITTING = ("aten.sum.", "aten._to_copy")  # what validate_outputs does to a gradient
-# They save a number that they multiply or divide by as a tensor of its own, which is no storage of the program
-# (tools/autograd/derivatives.yaml, `other`; 8 bytes on the host).
-_NUMBERS = ("aten.mul.Tensor", "aten.div.Tensor", "aten.mul_.Tensor", "aten.div_.Tensor")
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,37 +39,57 @@ class Frame:
     stretch: Stretch
     held: frozenset[str]  # the arguments' storages
     savers: tuple[int, ...]  # operators of the stretch whose nodes keep something
+    custom: Mapping[str, int]  # what functions with their own backward keep, and where that backward ends
     again: frozenset[int]  # operators that run again
     reached: frozenset[int]  # those, and the ones before the end whose results were kept
     at: int  # the backward operator in front of which they run
     end: int  # the operator after which the last node is released
 
 
-def frame_of(
-    flow: Flow, stretch: Stretch, requiring: Collection[int], passed: frozenset[str], *, early_stop: bool
-) -> Frame | None:
-    """The stretch's checkpoint; None where nothing in it requires a gradient: then nothing holds the frame after the call.
+def frame_of(flow: Flow, stretch: Stretch, passed: frozenset[str], *, early_stop: bool) -> Frame | None:
+    """The stretch's checkpoint; None where nothing in it is saved: then nothing holds the frame after the call.
 
-    `requiring`: the forward operators with a gradient; `passed`: storages that it is called with and does not read.
+    `passed`: storages that it is called with although it does not read them. A number that is multiplied by is saved as a
+    tensor, but without hooks (torch/csrc/autograd/saved_variable.cpp, is_wrapped_number).
     """
     ops = flow.ops
-    savers = [p for p in stretch.positions if ops[p].saves or (p in requiring and _saves_number(flow, p))]
-    groups = [group for p in savers if (group := node_of(flow, p))]
-    if not groups:
+    savers = [p for p in stretch.positions if ops[p].saves]
+    custom = _custom(flow, stretch)
+    taking = [group for p in savers if (group := node_of(flow, p))]
+    taking += [[p for p in range(len(ops)) if _takes(flow, p, custom)]] if custom else []
+    taking = [group for group in taking if group]
+    if not taking:
         return None
-    last = savers[-1] if early_stop else stretch.positions[-1]
-    runs = not early_stop or bool(_results_saved(flow, last))
+    last = max((*savers, *(flow.dropped[name] for name in custom))) if early_stop else stretch.positions[-1]
+    runs = last not in savers or not early_stop or bool(_results_saved(flow, last))
     reached = frozenset(p for p in stretch.positions if p < last or (p == last and runs))
     again = {p for p in reached - stretch.kept if not ops[p].opcode.startswith("memir.")}
     return Frame(
         stretch,
         _arguments(flow, stretch) | passed,
         tuple(savers),
+        custom,
         frozenset(again),
         reached,
-        min(min(group) for group in groups),
-        max(max(group) for group in groups),
+        min(min(group) for group in taking),
+        max(max(group) for group in taking),
     )
+
+
+def _custom(flow: Flow, stretch: Stretch) -> dict[str, int]:
+    """Storages that a function with a backward of its own keeps (torch.autograd.Function), with its end in backward.
+
+    Its forward runs without gradients, so no operator saves them; still they are dropped by Python and live on.
+    """
+    inside = set(stretch.positions)
+    names = [
+        name for name, p in flow.dropped.items() if p in inside and name not in flow.savers and flow.born.get(name) in inside
+    ]
+    return {name: end for name in names if (end := flow.freed.get(name)) is not None and flow.phase[end].endswith("backward")}
+
+
+def _takes(flow: Flow, position: int, storages: Collection[str]) -> bool:
+    return flow.gradient[position] and flow.node[position] is None and not flow.reads(position).isdisjoint(storages)
 
 
 def node_of(flow: Flow, position: int) -> list[int]:
@@ -131,11 +148,6 @@ def _arguments(flow: Flow, stretch: Stretch) -> frozenset[str]:
                 where=f"@{stretch.path}",
             )
     return frozenset(read)
-
-
-def _saves_number(flow: Flow, position: int) -> bool:
-    op = flow.ops[position]
-    return op.opcode in _NUMBERS and len(op.operands) == 1
 
 
 def _results_saved(flow: Flow, position: int) -> set[str]:

@@ -36,12 +36,10 @@ def recomputed(
     `generator`: the state of the CPU's random generator counts; each checkpoint keeps one, and has another while it recomputes.
     UsageError where PyTorch refuses; InconclusiveError where backward reads what is not computed again.
     """
-    trained = {s.of for s in flow.program.storages if s.kind == Kind.GRADIENT and s.of is not None}
-    requiring = flow.requiring(trained, ())
     work = _Checkpointing(flow, generator)
     for stretch in stretches:
         check_passed(flow, stretch, passed)
-        work.add(stretch, frame_of(flow, stretch, requiring, frozenset(passed), early_stop=early_stop))
+        work.add(stretch, frame_of(flow, stretch, frozenset(passed), early_stop=early_stop))
     return work.run()
 
 
@@ -113,6 +111,7 @@ class _Checkpointing:
         dying: dict[int, list[str]] = defaultdict(list)
         for name in dict.fromkeys((*made, *self._cached(frame, frame.reached))):
             returns = [returned(flow, p, frame) for p in taken[name]]
+            returns += [frame.custom[name]] if name in frame.custom else []
             later = ends.get(name) if name not in self.storage else None  # what keeps the first run's storage besides
             if later is not None and later >= frame.at:
                 returns.append(later)
@@ -193,8 +192,8 @@ class _Checkpointing:
             stopped = set(frame.stretch.positions) - frame.reached
             for name in (*frame.held, *self._cached(frame, stopped)):
                 holders[name].append(frame.end)
-            for name in self._cached(frame, frame.reached):
-                holders[name] += []
+            for name in (*self._cached(frame, frame.reached), *frame.custom):
+                holders[name] += []  # known here, and held by nothing
         ends: dict[str, int | None] = {}
         for storage in flow.program.storages:
             name = storage.name
@@ -243,15 +242,14 @@ class _Checkpointing:
 
     def _changed(self, position: int, ends: dict[str, int | None]) -> Op:
         """An operator of the program as it is with checkpoints."""
-        flow, op = self.flow, self.flow.ops[position]
+        op = self.flow.ops[position]
         frees = self.frees.get(position, [])
         order = {name: k for k, name in enumerate(op.frees)}
         frees = sorted(frees, key=lambda n: order.get(n, len(order)))
         drops = tuple(n for n in (*op.drops, *self.drops.get(position, ())) if n not in frees)
         frame = self.frame_of.get(position)
         if frame is None:
-            made = flow.made.get(flow.node[position] or "")
-            frame = None if made is None or not flow.gradient[position] else self.frame_of.get(made)
+            frame = self._differentiated(position)
             if frame is None:
                 return replace(op, frees=tuple(frees), drops=drops)
             operands = tuple(self._read(o, frame, op) for o in op.operands)
@@ -264,6 +262,17 @@ class _Checkpointing:
         if position in frame.stretch.kept:
             saves += [r.storage for r in op.results]
         return replace(op, saves=tuple(saves), frees=tuple(frees), drops=drops)
+
+    def _differentiated(self, position: int) -> Frame | None:
+        """The checkpoint whose operators a backward operator differentiates; a function's own backward names none."""
+        flow = self.flow
+        if not flow.gradient[position]:
+            return None
+        node = flow.node[position]
+        if node is not None:
+            return self.frame_of.get(flow.made[node])
+        reading = [self.frame_of.get(flow.made.get(o, -1)) for o in flow.ops[position].operands]
+        return next((frame for frame in reading if frame is not None and frame.at <= position), None)
 
     def _read(self, value: str, frame: Frame, op: Op) -> str:
         """What backward reads in place of a value of the first run."""
