@@ -17,7 +17,7 @@ from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 
 from memir.errors import InconclusiveError, UsageError
-from memir.ir.core import Kind
+from memir.ir.core import Kind, Op
 from memir.rewrite.flow import Flow, in_place
 
 _FITTING = ("aten.sum.", "aten._to_copy")  # what validate_outputs does to a gradient
@@ -39,7 +39,7 @@ class Frame:
     stretch: Stretch
     held: frozenset[str]  # the arguments' storages
     savers: tuple[int, ...]  # operators of the stretch whose nodes keep something
-    custom: Mapping[str, int]  # what functions with their own backward keep, and where that backward ends
+    unnamed: Mapping[str, int]  # storages that nodes keep which no operator is known to have made, and their functions' ends
     again: frozenset[int]  # operators that run again
     reached: frozenset[int]  # those, and the ones before the end whose results were kept
     at: int  # the backward operator in front of which they run
@@ -54,13 +54,13 @@ def frame_of(flow: Flow, stretch: Stretch, passed: frozenset[str], *, early_stop
     """
     ops = flow.ops
     savers = [p for p in stretch.positions if ops[p].saves]
-    custom = _custom(flow, stretch)
+    unnamed = _unnamed(flow, stretch)
     taking = [group for p in savers if (group := node_of(flow, p))]
-    taking += [[p for p in range(len(ops)) if _takes(flow, p, custom)]] if custom else []
+    taking += [[p for p in range(len(ops)) if _takes(flow, p, unnamed)]] if unnamed else []
     taking = [group for group in taking if group]
     if not taking:
         return None
-    last = max((*savers, *(flow.dropped[name] for name in custom))) if early_stop else stretch.positions[-1]
+    last = max((*savers, *(python_end(flow, name) for name in unnamed))) if early_stop else stretch.positions[-1]
     runs = last not in savers or not early_stop or bool(_results_saved(flow, last))
     reached = frozenset(p for p in stretch.positions if p < last or (p == last and runs))
     again = {p for p in reached - stretch.kept if not ops[p].opcode.startswith("memir.")}
@@ -68,7 +68,7 @@ def frame_of(flow: Flow, stretch: Stretch, passed: frozenset[str], *, early_stop
         stretch,
         _arguments(flow, stretch) | passed,
         tuple(savers),
-        custom,
+        unnamed,
         frozenset(again),
         reached,
         min(min(group) for group in taking),
@@ -76,16 +76,38 @@ def frame_of(flow: Flow, stretch: Stretch, passed: frozenset[str], *, early_stop
     )
 
 
-def _custom(flow: Flow, stretch: Stretch) -> dict[str, int]:
-    """Storages that a function with a backward of its own keeps (torch.autograd.Function), with its end in backward.
+def _unnamed(flow: Flow, stretch: Stretch) -> dict[str, int]:
+    """Storages of the stretch that a node keeps which no operator is known to have made, with the end of that node's function.
 
-    Its forward runs without gradients, so no operator saves them; still they are dropped by Python and live on.
+    A function with a backward of its own (torch.autograd.Function) runs its forward without gradients, and an operator in place
+    saves a copy of what it overwrites. So no operator saves them; still they live on into backward.
     """
     inside = set(stretch.positions)
-    names = [
-        name for name, p in flow.dropped.items() if p in inside and name not in flow.savers and flow.born.get(name) in inside
-    ]
-    return {name: end for name in names if (end := flow.freed.get(name)) is not None and flow.phase[end].endswith("backward")}
+    found = {}
+    for position in stretch.positions:
+        for value in flow.ops[position].results:
+            name = value.storage
+            end = flow.freed.get(name)
+            if (
+                name in flow.savers
+                or flow.born.get(name) != position
+                or end is None
+                or not flow.phase[end].endswith("backward")
+            ):
+                continue
+            if flow.dropped.get(name) in inside or _copied(flow, position):
+                start = end
+                while start > 0 and flow.gradient[start - 1] and flow.node[start - 1] is None:
+                    start -= 1
+                found[name] = _before_fitting(flow, list(range(start, end + 1)))
+    return found
+
+
+def _copied(flow: Flow, position: int) -> bool:
+    """Whether it is the copy of what the next operator overwrites (`original_self` in tools/autograd/gen_variable_type.py)."""
+    op = flow.ops[position]
+    after = flow.ops[position + 1] if position + 1 < len(flow.ops) else Op("")
+    return op.opcode == "aten.clone" and in_place(after.opcode) and after.operands[:1] == op.operands
 
 
 def _takes(flow: Flow, position: int, storages: Collection[str]) -> bool:
@@ -102,6 +124,11 @@ def returned(flow: Flow, saver: int, frame: Frame) -> int:
     group = node_of(flow, saver)
     if not group:
         return frame.end
+    return _before_fitting(flow, group)
+
+
+def _before_fitting(flow: Flow, group: list[int]) -> int:
+    """The last operator of a group before those that fit gradients to their tensors."""
     after = len(group)
     for k in range(len(group) - 1, 0, -1):
         opcode = flow.ops[group[k]].opcode
@@ -120,6 +147,9 @@ def returned(flow: Flow, saver: int, frame: Frame) -> int:
 
 def python_end(flow: Flow, name: str) -> int:
     """Where the last Python reference to a storage goes; of one that lives on, behind the last operator."""
+    born = flow.born.get(name)
+    if name not in flow.dropped and born is not None and _copied(flow, born):
+        return born + 1
     return flow.dropped.get(name, flow.freed.get(name, len(flow.ops)))
 
 

@@ -64,6 +64,13 @@ def every_layer(flow: Flow, every: int = 1) -> list[Stretch]:
 
 def selective(flow: Flow, stretches: list[Stretch], save: Collection[str]) -> list[Stretch]:
     """The stretches with the results kept of the operators in `save`; of none given, of those that torchtitan keeps."""
+    known = {
+        flow.ops[p].opcode for stretch in stretches for p in stretch.positions if not flow.ops[p].opcode.startswith("memir.")
+    }
+    for opcode in save:
+        if opcode not in known:
+            hint = f"operators of the layers: {', '.join(sorted(known))}"
+            raise UsageError(f"save={opcode}: no layer has this operator", hint=hint)
     chosen = []
     for stretch in stretches:
         kept = set()

@@ -111,7 +111,7 @@ class _Checkpointing:
         dying: dict[int, list[str]] = defaultdict(list)
         for name in dict.fromkeys((*made, *self._cached(frame, frame.reached))):
             returns = [returned(flow, p, frame) for p in taken[name]]
-            returns += [frame.custom[name]] if name in frame.custom else []
+            returns += [frame.unnamed[name]] if name in frame.unnamed else []
             later = ends.get(name) if name not in self.storage else None  # what keeps the first run's storage besides
             if later is not None and later >= frame.at:
                 returns.append(later)
@@ -140,7 +140,7 @@ class _Checkpointing:
         for value in op.results:
             name = value.storage
             if self.flow.born.get(name) == position and name not in self.storage:
-                kept = any(p in self.frame_of for p in self.flow.savers.get(name, ()))
+                kept = name in frame.unnamed or any(p in self.frame_of for p in self.flow.savers.get(name, ()))
                 kind = Kind.ACTIVATION if kept else Kind.TEMPORARY
                 self.storage[name] = self._fresh(name, "$")
                 self.clones[name] = replace(self.declared[name], name=self.storage[name], kind=kind)
@@ -192,7 +192,7 @@ class _Checkpointing:
             stopped = set(frame.stretch.positions) - frame.reached
             for name in (*frame.held, *self._cached(frame, stopped)):
                 holders[name].append(frame.end)
-            for name in (*self._cached(frame, frame.reached), *frame.custom):
+            for name in (*self._cached(frame, frame.reached), *frame.unnamed):
                 holders[name] += []  # known here, and held by nothing
         ends: dict[str, int | None] = {}
         for storage in flow.program.storages:
