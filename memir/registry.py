@@ -17,6 +17,7 @@ PASSES: Mapping[str, str] = MappingProxyType(
     {
         "activation-checkpoint": "memir.passes.activation_checkpoint:ActivationCheckpoint",
         "bind": "memir.passes.bind:Bind",
+        "freeze": "memir.passes.freeze:Freeze",
         "lifetimes": "memir.passes.lifetimes:Lifetimes",
         "unroll": "memir.passes.unroll:Unroll",
     }

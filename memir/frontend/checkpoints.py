@@ -21,7 +21,7 @@ def checkpointed_inputs(note: Callable[[list[torch.Tensor]], None]) -> Iterator[
     (`save_inputs`; before torch 2.12 through `_NoopSaveInputs`) and a closure that runs the function with its keyword
     arguments again; the hooks of every tensor that is saved within keep the frame.
     """
-    hook: Any = library._checkpoint_hook  # type: ignore[attr-defined]
+    hook: Any = library._checkpoint_hook
     original = hook.__init__
 
     def __init__(self: Any, frame: Any) -> None:  # noqa: N807 (it stands in for one)

@@ -1,9 +1,9 @@
 """The data flow of a flat program, and autograd's nodes in it.
 
-A forward operator makes an autograd node, which keeps storages (`saves`) until it has run in backward: torch/csrc/autograd/engine.cpp,
-call_function, runs a node and then `release_variables`. So the operators of a backward phase fall into groups: those of one node
-(`forward_of` names its forward operator), what a checkpointed layer runs again, and the additions by which the engine itself
-gathers two gradients of one tensor (input_buffer.cpp, InputBuffer::add), which belong to no node.
+A forward operator makes an autograd node, which keeps storages (`saves`) until it has run in backward
+(torch/csrc/autograd/engine.cpp, call_function: a node runs, then `release_variables`). So the operators of a backward phase are
+in groups: those of one node (`forward_of` names its forward operator), what a checkpointed layer runs again, and the additions
+by which the engine itself gathers two gradients of one tensor (input_buffer.cpp, InputBuffer::add), which belong to no node.
 """
 
 from __future__ import annotations
@@ -87,7 +87,7 @@ class Flow:
             self.node.append(None if gathers else own)
 
     def _gradient_readers(self) -> set[int]:
-        """The operators that read a gradient: all that the loss's own gradient, the first tensor of a backward phase, reaches."""
+        """The operators that read a gradient: what the loss's own gradient, the first tensor of a backward phase, reaches."""
         found: set[int] = set()
         gradients: set[str] = set()
         begun = ""

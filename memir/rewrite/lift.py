@@ -9,14 +9,16 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from typing import TypeVar
 
 from memir.errors import InconclusiveError
-from memir.ir.core import Op, Phase, Program, Repeat
+from memir.ir.core import Op, Phase, Program, Repeat, Storage, Value
 from memir.ir.names import index_text, join
-from memir.ir.size import ONE, ZERO, Size
+from memir.ir.size import ZERO, Size
 from memir.ir.unroll import unroll_located
-from memir.rewrite.samples import Block, Element, Sample, sampled
+from memir.rewrite.samples import Block, Element, Family, Sample, ValueFamily, sampled
 
+F = TypeVar("F", Family, ValueFamily)
 Env = Mapping[str, int]
 Rewrite = Callable[[Program, Env], tuple[Program, list[int]]]  # flat program, symbols -> the new one, each operator's origin
 
@@ -51,9 +53,7 @@ def lift(program: Program, rewrite: Rewrite, axes: Axes, dims: tuple[str, ...], 
     """
     envs = axes.points()
     flat = [unroll_located(program, {d: env[d] for d in env if d in program.dims}) for env in envs]
-    samples = [
-        sampled(program, base, *rewrite(base.program, env)) for base, env in zip(flat, envs, strict=True)
-    ]
+    samples = [sampled(program, base, *rewrite(base.program, env)) for base, env in zip(flat, envs, strict=True)]
     fit = _Fit(axes, envs)
     phases: list[Phase] = []
     for group in zip(*(s.phases for s in samples[:-1]), strict=True):
@@ -159,7 +159,9 @@ def _op(group: Sequence[Element], steps: Sequence[int], fit: _Fit) -> Op:
     first = group[0]
     if any(e.template != first.template for e in group):
         where = next(e for e in group if e.template != first.template)
-        raise LiftError("the layers are not equal", where=f"{first.op.opcode} @{first.op.path}, {where.op.opcode} @{where.op.path}")
+        raise LiftError(
+            "the layers are not equal", where=f"{first.op.opcode} @{first.op.path}, {where.op.opcode} @{where.op.path}"
+        )
     numbers = [fit.number(values) for values in zip(*(e.numbers for e in group), strict=True)]
     if steps:
         numbers = [n + Size.of("i") * s for n, s in zip(numbers, steps, strict=True)]
@@ -167,7 +169,7 @@ def _op(group: Sequence[Element], steps: Sequence[int], fit: _Fit) -> Op:
     return first.build([index_text(n) for n in numbers], sizes)
 
 
-def _storages(samples: Sequence[Sample], fit: _Fit) -> tuple:  # type: ignore[type-arg]
+def _storages(samples: Sequence[Sample], fit: _Fit) -> tuple[Storage, ...]:
     result = []
     for group in _aligned([s.storages for s in samples], "storages"):
         first = group[0]
@@ -192,7 +194,7 @@ def _extent(size: Size) -> str:
     return f":{size.constant}" if size.is_constant else index_text(size)
 
 
-def _values(samples: Sequence[Sample], fit: _Fit) -> tuple:  # type: ignore[type-arg]
+def _values(samples: Sequence[Sample], fit: _Fit) -> tuple[Value, ...]:
     result = []
     for group in _aligned([s.values for s in samples], "values"):
         first = group[0]
@@ -217,7 +219,7 @@ def _values(samples: Sequence[Sample], fit: _Fit) -> tuple:  # type: ignore[type
     return tuple(result)
 
 
-def _aligned(groups: Sequence[Sequence], what: str) -> list:  # type: ignore[type-arg]
+def _aligned(groups: Sequence[Sequence[F]], what: str) -> list[tuple[F, ...]]:
     if len({len(g) for g in groups}) != 1:
         raise LiftError(f"the {what} change with the number of layers")
     aligned = list(zip(*groups, strict=True))
@@ -248,6 +250,3 @@ def _events(program: Program) -> list[tuple[object, ...]]:
         live -= set(op.frees)
         events.append((phase.name, op.opcode, op.scratch, tuple(made), sorted(nbytes[n].text() for n in op.frees)))
     return events
-
-
-__all__ = ["ONE", "Axes", "LiftError", "lift"]
