@@ -2,19 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import ClassVar, Literal
 
 from memir.errors import InconclusiveError, UsageError
-from memir.ir.core import Op, Program, Repeat
+from memir.ir.core import Program
 from memir.ir.unroll import has_repeats, unroll
+from memir.rewrite.depths import depth_symbol, lifted
 from memir.rewrite.flow import Flow
-from memir.rewrite.lift import Axes, LiftError, lift
+from memir.rewrite.lift import LiftError
 from memir.rewrite.policies import every_layer, selective
 from memir.rewrite.recompute import recomputed
 
-_FIRST = 8  # layers of the smallest sample that the lifted program is read off
+_LEAST = 6  # layers of the smallest sample that the lifted program is read off
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,17 +43,16 @@ class ActivationCheckpoint:
             raise UsageError(f"every={self.every}: there is no such layer", hint="every=2 wraps each second layer")
         if not has_repeats(program):
             return self._flat(program)[0]
-        counts = sorted({name for phase in program.phases for name in _counts(phase.ops)})
-        if not counts:
-            return self._flat(unroll(program))[0]
-        axes = Axes(tuple((name, _FIRST) for name in counts), (counts[0],), tuple((name, counts[0]) for name in counts[1:]))
+        flat = unroll(program)
+        if not has_repeats(flat):
+            return self._flat(flat)[0]
         try:
-            return lift(program, lambda flat, _: self._flat(flat), axes, program.dims, program.domain)
+            return lifted(program, lambda one, _: self._flat(one), _LEAST)
         except LiftError as error:
             raise InconclusiveError(
                 f"the layers do not repeat any more: {error}",
                 where=error.where,
-                hint=f"give their number first:  -p 'bind{{{counts[0]}=32}},{self.name}...'",
+                hint=f"give their number first:  -p 'bind{{{depth_symbol(program)}=32}},{self.name}...'",
             ) from error
 
     def _flat(self, program: Program) -> tuple[Program, list[int]]:
@@ -62,9 +61,3 @@ class ActivationCheckpoint:
         if self.policy == "selective":
             stretches = selective(flow, stretches, self.save)
         return recomputed(flow, stretches, passed=self.passed, early_stop=self.early_stop, generator=self.rng)
-
-
-def _counts(ops: Iterable[Op | Repeat]) -> set[str]:
-    """The symbols in the Repeats' counts."""
-    inside = [op for op in ops if isinstance(op, Repeat)]
-    return {s for op in inside for s in (*op.count.symbols(), *_counts(op.body))}
