@@ -7,7 +7,7 @@ from typing import ClassVar, Literal
 
 from memir.errors import InconclusiveError, UsageError
 from memir.ir.core import Program
-from memir.ir.unroll import has_repeats, unroll
+from memir.ir.unroll import bound_header, has_repeats, unroll
 from memir.rewrite.depths import depth_symbol, lifted
 from memir.rewrite.flow import Flow
 from memir.rewrite.lift import LiftError
@@ -46,14 +46,17 @@ class ActivationCheckpoint:
         flat = unroll(program)
         if not has_repeats(flat):
             return self._flat(flat)[0]
+        depth = depth_symbol(program)
+        hint = f"give their number first:  -p 'bind{{{depth}=32}},{self.name}...'"
+        try:
+            for more in range(3):  # as many samples are laid side by side
+                bound_header(program, {depth: _LEAST + more})
+        except UsageError as error:
+            raise InconclusiveError("the layers repeat in groups of several", where=str(error), hint=hint) from error
         try:
             return lifted(program, lambda one, _: self._flat(one), _LEAST)
         except LiftError as error:
-            raise InconclusiveError(
-                f"the layers do not repeat any more: {error}",
-                where=error.where,
-                hint=f"give their number first:  -p 'bind{{{depth_symbol(program)}=32}},{self.name}...'",
-            ) from error
+            raise InconclusiveError(f"the layers do not repeat any more: {error}", where=error.where, hint=hint) from error
 
     def _flat(self, program: Program) -> tuple[Program, list[int]]:
         flow = Flow(program)
