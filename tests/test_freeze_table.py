@@ -7,14 +7,14 @@ import json
 import pytest
 
 from benchmarks.freeze import table
-from benchmarks.freeze.__main__ import PREDICT
+from benchmarks.freeze.__main__ import predicted
 from benchmarks.freeze.setting import CUTS, SIZES, VOCABULARY
 from benchmarks.freeze.text import sources, topics
 
 
 def test_the_page_is_that_of_the_results() -> None:
     results = json.loads(table.RESULTS.read_text(encoding="utf-8"))
-    assert table.PAGE.read_text(encoding="utf-8") == table.page(results, PREDICT)
+    assert table.PAGE.read_text(encoding="utf-8") == table.page(results, predicted(results))
     assert [int(cut) for cut in results["memory"]] == list(CUTS)
 
 

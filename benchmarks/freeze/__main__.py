@@ -1,4 +1,4 @@
-"""`python -m benchmarks.freeze [memory] [steps] [pretrain] [finetune] [--save]`; without names: all of them."""
+"""`python -m benchmarks.freeze [memory] [steps] [predict] [pretrain] [finetune] [--save]`; without names: all of them."""
 
 from __future__ import annotations
 
@@ -11,8 +11,7 @@ from typing import Any
 from benchmarks.freeze.table import Predict, load, page, save
 from benchmarks.speed.machine import machine, versions
 
-STAGES = ("memory", "steps", "pretrain", "finetune")
-PREDICT: Predict | None = None  # memir's own answer for a cut goes in here; until then the page has what was measured only
+STAGES = ("memory", "steps", "predict", "pretrain", "finetune")
 
 
 def main() -> int:
@@ -29,13 +28,23 @@ def main() -> int:
         results[stage] = measured(stage, options.folder)
         results |= {"machine": machine(), "versions": versions() | {"tokenizers": importlib.metadata.version("tokenizers")}}
         if options.save:
-            save(results, PREDICT)
-    print(page(results, PREDICT), end="")
+            save(results, predicted(results))
+    print(page(results, predicted(results)), end="")
     return 0
 
 
+def predicted(results: dict[str, Any]) -> Predict | None:
+    """memir's answers for the cuts as they were kept; None where there are none."""
+    kept = results.get("predict")
+    return None if kept is None else lambda cut: tuple(kept["cuts"][str(cut)])
+
+
 def measured(stage: str, folder: Path) -> Any:
-    """What a stage measures."""
+    """What a stage measures, or predicts."""
+    if stage == "predict":
+        from benchmarks.freeze.predict import predict
+
+        return predict(say)
     if stage == "memory":
         from benchmarks.freeze.memory import memory
 

@@ -12,8 +12,6 @@ from collections import defaultdict
 from collections.abc import Container, Iterable
 from dataclasses import dataclass, field
 
-import networkx as nx
-
 from memir.ir.core import Op, Program
 
 _ADDS = ("aten.add.Tensor", "aten.add_.Tensor")
@@ -155,6 +153,8 @@ class Flow:
 
         `without`: positions of operators that run under no_grad. A storage that is written again is another node from then on.
         """
+        import networkx as nx  # as slow to import as it is seldom needed
+
         graph: nx.DiGraph[object] = nx.DiGraph()
         version: dict[str, int] = defaultdict(int)
         for position, op in enumerate(self.ops):
