@@ -15,6 +15,7 @@ from memir.errors import UsageError
 
 PASSES: Mapping[str, str] = MappingProxyType(
     {
+        "activation-checkpoint": "memir.passes.activation_checkpoint:ActivationCheckpoint",
         "bind": "memir.passes.bind:Bind",
         "freeze": "memir.passes.freeze:Freeze",
         "lifetimes": "memir.passes.lifetimes:Lifetimes",
