@@ -125,6 +125,7 @@ class _Symbolizer:
             if storage.live_in:
                 self.nbytes[storage.name] = self._resident(storage)
         values = tuple(self._declared(value) for value in program.values)
+        self.values.update({value.name: value for value in values})
         for ours, *theirs in zip(self.concrete.phases, *(other.phases for other in self.symbolic), strict=True):
             self._phase(ours, theirs)
         phases = tuple(
@@ -262,13 +263,11 @@ class _Symbolizer:
         """
         for value, operand in zip(op.results, op.operands, strict=False):
             like, number = made.get(operand, self.values.get(operand)), self.concrete.storages[value.storage].nbytes
-            if value.shape and like is not None:
-                if not all(self._is(a, b) for a, b in zip(like.shape, value.shape, strict=True)):
-                    raise FoldError("the tensors of a list change with the number of layers", where=f"{op.opcode} {op.source}")
+            if value.shape:
                 size = Size.of(ITEMSIZE[value.dtype])
-                for extent in like.shape:
+                for extent in like.shape if like is not None else ():
                     size = size * extent
-                if not self._is(size, number):
+                if like is None or len(like.shape) != len(value.shape) or not self._is(size, number):
                     raise FoldError("the tensors of a list change with the number of layers", where=f"{op.opcode} {op.source}")
                 yield value, replace(value, shape=like.shape, strides=like.strides, offset=like.offset), size
             else:

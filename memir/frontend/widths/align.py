@@ -98,7 +98,8 @@ class _Sizes:
             nbytes = Size.of(ITEMSIZE[value.dtype])
             for extent in value.shape:
                 nbytes = nbytes * extent
-            if self._is([(s.nbytes,) for s in group], (nbytes,)):
+            plain = all(isinstance(atom, str) for monomial, _ in nbytes.terms for atom, _ in monomial)
+            if plain and self._is([(s.nbytes,) for s in group], (nbytes,)):
                 return replace(first, nbytes=nbytes)
         return replace(first, nbytes=self.size(tuple(s.nbytes for s in group), lambda: f"${first.name}"))
 
