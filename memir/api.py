@@ -153,6 +153,7 @@ def wide_step(
     return WideStep(
         program=wide.program,
         symbols=wide.widths.symbols,
+        fields=(*wide.widths.fields, *((name, "L") for name in _depth_fields(loaded))),
         env=wide.env,
         name=loaded.target,
         source=loaded.source,
@@ -164,6 +165,14 @@ def wide_step(
         traced_at=wide.traced_at,
         verified_at=wide.verified_at,
     )
+
+
+def _depth_fields(loaded: LoadedModel) -> list[str]:
+    """The field of the configuration that says how many layers there are."""
+    from memir.frontend.depth import DEPTH_NAME
+
+    names = [name for name, value in loaded.config.items() if type(value) is int and DEPTH_NAME.match(name)]
+    return [name for name in names if loaded.config[name] == len(loaded.layers)][:1]
 
 
 @overload

@@ -117,7 +117,7 @@ class Derivation:
     # -- sums
 
     def _sum(self, name: str) -> Quantity:
-        frames, line = self._frames
+        frames, _ = self._frames
         inventory = Inventory(frames)
         note = ""
         if name == "steady":

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 
 from memir.errors import UsageError
-from memir.ir.core import Program
+from memir.ir.core import Op, Program, Repeat
 from memir.ir.size import Size
 from memir.ir.substitute import substituted
 
@@ -32,10 +32,11 @@ GROUP = "g"  # a/k: among the program's symbols before it is shown
 
 @dataclass(frozen=True, slots=True)
 class WideStep:
-    """A traced step over B, S, L and its widths. The program is over atoms: independent widths, of which symbols are products."""
+    """A traced step over B, S, L and its widths. The program is over atoms: independent widths, whose products symbols are."""
 
     program: Program
     symbols: tuple[tuple[str, Size], ...]  # symbol -> size over atoms: h -> a*d where the code ties them
+    fields: tuple[tuple[str, str], ...]  # field of the configuration -> symbol; the recipe's LoRA rank has none
     env: dict[str, int]  # the target's value of each of the program's dims
     name: str  # as the user typed it, or the class
     source: str
@@ -103,7 +104,7 @@ def shown(step: WideStep, wanted: Sequence[str] | None = None) -> Shown:
     program = substituted(step.program, replaced, dims)
     program = replace(program, domain=tuple(dict.fromkeys((*program.domain, *extra))))
     used = {symbol for storage in program.storages for symbol in storage.nbytes.symbols()} | {"B", "S"}
-    used |= {symbol for _, op in _flat(program) for symbol in op.symbols()} | ({"L"} & set(dims))
+    used |= {symbol for size in _workspaces(program) for symbol in size.symbols()} | ({"L"} & set(dims))
     keep = [s for s in dims if (s in wanted if wanted is not None else s in used)]
     fixed = {s: values[s] for s in dims if s not in keep}
     program = substituted(program, fixed, keep)
@@ -119,11 +120,9 @@ def _made(symbol: str, replaced: dict[str, Size | int]) -> bool:
     return any(isinstance(size, Size) and symbol in size.symbols() for size in replaced.values())
 
 
-def _flat(program: Program) -> list[tuple[str, Size]]:
-    found: list[tuple[str, Size]] = []
+def _workspaces(program: Program) -> Iterator[Size]:
     for phase in program.phases:
         for op in phase.ops:
-            for inner in getattr(op, "body", (op,)):
-                if inner.scratch.terms:
-                    found.append((inner.opcode, inner.scratch))
-    return found
+            for inner in op.body if isinstance(op, Repeat) else (op,):
+                if isinstance(inner, Op):
+                    yield inner.scratch

@@ -37,10 +37,13 @@ class Row:
 
     @property
     def origin(self) -> str:
-        """`mlp.up_proj: mm`, or the parameter's name."""
+        """`mlp.up_proj: mm` within a layer, `loss_utils.py:42: _log_softmax` outside of them, or the parameter's name."""
         name = self.op.removeprefix("aten.").partition(".")[0]
-        module = self.module.removeprefix("model.") or self.source
-        return f"{module}: {name}" if name else module
+        module = self.module.rpartition("*.")[2].removeprefix("model.").removeprefix("transformer.")
+        module = module or self.source.rpartition("/")[2]
+        kind = {"gradient": "gradient of ", "optimizer_state": "state of "}.get(self.kind, "") if not name else ""
+        text = f"{module}: {name}" if module and name else module or name
+        return f"{kind}{text}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -164,9 +167,7 @@ def terms_of(rows: Iterable[Row], order: Callable[[Size], int]) -> tuple[Term, .
     return tuple(sorted(found, key=lambda term: (-order(term.size), term.size.text())))
 
 
-def _grouped(
-    frame: Frame, alive: Iterable[LiveRange], dtypes: Mapping[str, str]
-) -> dict[Key, tuple[Size, Size]]:
+def _grouped(frame: Frame, alive: Iterable[LiveRange], dtypes: Mapping[str, str]) -> dict[Key, tuple[Size, Size]]:
     found: dict[Key, tuple[Size, Size]] = {}
     for live in alive:
         storage = live.storage

@@ -63,6 +63,8 @@ def trace_folded(once: TraceOnce, load: Load, recipe: Recipe, batch: int, seq: i
 
 
 class Folding:
+    """The folded step of one layout: how many layers are traced with numbers (`enough`) and with symbols (`few`)."""
+
     def __init__(
         self,
         once: TraceOnce,

@@ -257,7 +257,7 @@ class _Symbolizer:
         self.deep |= deep
 
     def _like_operands(self, op: Op, made: Mapping[str, Value]) -> Iterator[tuple[Value, Value, Size]]:
-        """Each result of an operator over lists, with the sizes of its operand over the widths too, and the bytes of its storage.
+        """Each result of an operator over lists, with its operand's sizes (over widths, where those are symbols) and its bytes.
 
         The k-th result has the k-th operand's shape (ATen/native/ForeachOpsKernels.cpp), or is a number (a norm).
         """

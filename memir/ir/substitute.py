@@ -58,7 +58,7 @@ class _Substitution:
 
 
 def condition_with(text: str, env: Mapping[str, Size | int], dims: Sequence[str]) -> str:
-    """A condition with symbols replaced and divisors multiplied out: `d <= 128` with d = h/a is `h <= 128*a`; "" if it holds."""
+    """A condition with symbols replaced, divisors multiplied out: `d <= 128` with d = h/a is `h <= 128*a`; "" if it holds."""
     condition = Condition.read(text)
     if condition is None or not condition.symbols() & env.keys():
         return text

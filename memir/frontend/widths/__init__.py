@@ -1,1 +1,1 @@
-"""A step over the widths of its model too: the same code traced at several widths, each size generalized, the whole verified."""
+"""A step over its model's widths too: the same code traced at several, each size generalized, the whole verified."""

@@ -106,9 +106,7 @@ class _Sizes:
     def _is(self, seen: Sequence[Sequence[Size]], sizes: Sequence[Size]) -> bool:
         """Whether the sizes are those that were seen at each point."""
         return all(
-            self._at(size, number) is numbers[place]
-            for number, numbers in enumerate(seen)
-            for place, size in enumerate(sizes)
+            self._at(size, number) is numbers[place] for number, numbers in enumerate(seen) for place, size in enumerate(sizes)
         )
 
     def _at(self, size: Size, number: int) -> Size | None:

@@ -92,18 +92,17 @@ class Coefficients:
         if all(size is first for size in sizes):
             return first
         columns = [_by_shape(size) for size in sizes]
-        keys = columns[0].keys()
-        if any(column.keys() != keys for column in columns):
-            missing = set().union(*columns)
-            if any(_has_generator(columns, key) for key in missing):
-                raise NotGeneralError(f"a size changes its form with the widths: {', '.join(map(str, sizes))}")
-            keys = dict.fromkeys(sorted(missing, key=repr)).keys()  # a term that is zero at some width
+        keys = sorted({key for column in columns for key in column}, key=repr)  # a term may be zero at some widths
+        if any(_has_generator(columns, key) and not all(key in column for column in columns) for key in keys):
+            raise NotGeneralError(f"a size changes its form with the widths: {', '.join(map(str, sizes))}")
         total = Size()
         for key in keys:
             terms = [column.get(key) for column in columns]
             coefficient = self.of(tuple(0 if term is None else term[1] for term in terms))
             monomials = [term[0] for term in terms if term is not None]
-            total = total + coefficient * (self._monomial(monomials) if len(monomials) == len(terms) else Size(((monomials[0], 1),)))
+            total = total + coefficient * (
+                self._monomial(monomials) if len(monomials) == len(terms) else Size(((monomials[0], 1),))
+            )
         return total
 
     def _monomial(self, monomials: Sequence[Monomial]) -> Size:
@@ -198,6 +197,4 @@ def _determinant(rows: Sequence[Sequence[int]]) -> int:
     if len(rows) == 2:
         return rows[0][0] * rows[1][1] - rows[0][1] * rows[1][0]
     a, b, c = rows
-    return (
-        a[0] * (b[1] * c[2] - b[2] * c[1]) - a[1] * (b[0] * c[2] - b[2] * c[0]) + a[2] * (b[0] * c[1] - b[1] * c[0])
-    )
+    return a[0] * (b[1] * c[2] - b[2] * c[1]) - a[1] * (b[0] * c[2] - b[2] * c[0]) + a[2] * (b[0] * c[1] - b[1] * c[0])

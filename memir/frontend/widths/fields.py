@@ -11,23 +11,30 @@ the attention kernel and its tiles (`memir.cuda.attention`, `memir.ir.attention`
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import count, islice
 from random import Random
 from typing import Any
 
+from memir.ir.domain import Condition
 from memir.ir.size import Size
 from memir.recipe import Recipe
 
 # symbol -> (meaning, names of the field); the first name that the configuration has is the one
 ROLES: dict[str, tuple[str, tuple[str, ...]]] = {
-    "h": ("hidden size", ("hidden_size", "n_embd", "d_model", "embed_dim", "n_embed", "model_dim", "emb_dim", "embd_dim", "dim")),
+    "h": (
+        "hidden size",
+        ("hidden_size", "n_embd", "d_model", "embed_dim", "n_embed", "model_dim", "emb_dim", "embd_dim", "dim"),
+    ),
     "f": ("feed-forward width", ("intermediate_size", "ffn_hidden_size", "ffn_dim", "n_inner", "d_ff", "dim_feedforward")),
     "V": ("vocabulary", ("vocab_size", "n_vocab", "padded_vocab_size")),
     "a": ("attention heads", ("num_attention_heads", "n_head", "n_heads", "num_heads", "nhead")),
     "k": ("key-value heads", ("num_key_value_heads", "num_kv_heads", "n_kv_heads", "n_kv_head")),
     "d": ("head size", ("head_dim", "head_size", "d_head", "kv_channels")),
-    "P": ("positions in tables", ("n_positions", "block_size", "max_position_embeddings", "max_seq_len", "context_length", "n_ctx")),
+    "P": (
+        "positions in tables",
+        ("n_positions", "block_size", "max_position_embeddings", "max_seq_len", "context_length", "n_ctx"),
+    ),
     "m": ("width of an expert", ("moe_intermediate_size",)),
     "E": ("experts", ("num_local_experts", "num_experts", "n_routed_experts")),
     "K": ("experts a token", ("num_experts_per_tok", "experts_per_token")),
@@ -62,6 +69,7 @@ class Widths:
     atoms: tuple[Atom, ...]
     symbols: tuple[tuple[str, Size], ...]  # shown symbol -> its size over atoms
     fields: tuple[tuple[str, str], ...]  # field of the configuration -> symbol; "" is the recipe's LoRA rank
+    limits: tuple[str, ...] = ()  # conditions of the model: no more tokens than it has positions
 
     @property
     def target(self) -> dict[str, int]:
@@ -79,16 +87,12 @@ class Widths:
 
     def recipe(self, recipe: Recipe, point: Mapping[str, int]) -> Recipe:
         """The recipe with this LoRA rank."""
-        from dataclasses import replace
-
         if recipe.lora is None or not any(not field for field, _ in self.fields):
             return recipe
         return replace(recipe, lora=replace(recipe.lora, r=self.sizes(point)["r"]))
 
     def without(self, names: frozenset[str]) -> Widths:
         """The same with these atoms as numbers."""
-        from dataclasses import replace
-
         fixed = {atom.name: atom.value for atom in self.atoms if atom.name in names}
         return replace(
             self,
@@ -103,7 +107,8 @@ class Widths:
 
     def domain(self) -> tuple[str, ...]:
         """The conditions on the atoms, as a program has them."""
-        found: list[str] = []
+        names = {"S", *(atom.name for atom in self.atoms)}
+        found = [text for text in self.limits if (limit := Condition.read(text)) is not None and limit.symbols() <= names]
         for atom in self.atoms:
             found.append(f"{atom.name} >= {atom.low}")
             found += [f"{atom.name} <= {atom.high}"] if atom.high is not None else []

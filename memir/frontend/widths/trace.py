@@ -1,7 +1,7 @@
 """The step over B, S, L and the widths: few layers traced at the target's widths and at others, generalized, folded.
 
-The layers that are compared for repeating, and every lifetime, are those of the target at its own widths, as without symbols for
-widths (`memir.frontend.folding`); each of their sizes must be that of the generalized few layers where the widths have the
+The layers that are compared for repeating, and every lifetime, are those of the target at its own widths, as without symbols
+for widths (`memir.frontend.folding`); each of their sizes must be that of the generalized few layers where the widths have the
 target's values. At last the few layers are traced once more at random widths, B and S, and must be the program to the byte.
 """
 
@@ -66,6 +66,8 @@ def trace_wide(load_at: LoadAt, recipe: Recipe, batch: int, seq: int, seed: int,
             return replace(wide, program=program)
     loaded = load_at({}, recipe)
     widths = find_widths(loaded.config, recipe)
+    if loaded.max_seq is not None and loaded.max_seq == widths.target.get("P"):
+        widths = replace(widths, limits=("S <= P",))
     problem: FoldError | None = None
     for peel, few in ((1, 1), (1, 2), (2, 2)):
         layout = find_layout(loaded, 2 * peel + 2)
@@ -94,7 +96,7 @@ class _Many:
         self.lifetimes = True
 
     def general(self, widths: Widths) -> tuple[Traced, Widths, tuple[str, ...], tuple[dict[str, int], ...]]:
-        """The trace at the target's widths, its program over the atoms; the atoms left, why others are numbers, where traced."""
+        """The target's trace, with its program over the atoms; the atoms left, why others are numbers, where traced."""
         base = self._symbolic(widths, None)
         programs: dict[str, Program] = {}
 
@@ -146,7 +148,9 @@ class _Many:
         error: MemirError,
     ) -> Widths:
         """The widths without the first atom that does not generalize, varied one after another."""
-        names = sorted((atom.name for atom in widths.atoms), key=lambda name: name != "h")  # heads divide it: it moves with them
+        names = sorted(
+            (atom.name for atom in widths.atoms), key=lambda name: name != "h"
+        )  # heads divide it: it moves with them
         for number in range(1, len(names) + 1):
             some = widths.without(frozenset(names[number:]))
             try:
