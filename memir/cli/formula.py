@@ -28,7 +28,7 @@ FORMATS = ("text", "latex", "markdown", "python", "sympy")
     metavar="LIST",
     default="peak",
     show_default=True,
-    help="peak, steady, activations, layer, gradients, states, logits, phase:NAME; several with commas.",
+    help="peak, steady, activations, layer, parameters, gradients, states, logits, phase:NAME; several with commas.",
 )
 @click.option("--format", "form", type=click.Choice(FORMATS), default="text", show_default=True)
 @click.option("--units", type=click.Choice(("bytes", "elements")), default="bytes", show_default=True)

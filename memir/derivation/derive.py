@@ -15,15 +15,17 @@ from memir.derivation.step import Shown
 from memir.derivation.terms import Inventory, Row, Term, rows_of_point, terms_of
 from memir.errors import InconclusiveError, UsageError
 from memir.ir.core import Kind, Op, Program, Repeat
+from memir.ir.domain import bind_domain
 from memir.ir.size import ZERO, Size
 from memir.ir.unroll import bound_header
 
-QUANTITIES = ("peak", "steady", "activations", "layer", "gradients", "states", "logits")
+QUANTITIES = ("peak", "steady", "activations", "layer", "parameters", "gradients", "states", "logits")
 TITLES = {
     "peak": "the most that is alive at any operator of one training step",
     "steady": "what is alive between two steps",
     "activations": "what is kept at the end of the forward for the backward",
     "layer": "what one more layer keeps for the backward",
+    "parameters": "the parameters",
     "gradients": "the gradients at the end of the backward",
     "states": "parameters, gradients and the optimizer's state",
     "logits": "the most that tensors over tokens and vocabulary take together",
@@ -59,7 +61,7 @@ class Derivation:
     """The quantities of one shown step. `everywhere` asks for pieces that hold at all widths, which takes seconds."""
 
     def __init__(self, shown: Shown, *, everywhere: bool = False, elements: bool = False) -> None:
-        self.shown, self.program, self.env = shown, shown.program, shown.env
+        self.shown, self.program, self.env = shown, shown.program, shown.env | shown.hidden
         self.everywhere, self.elements = everywhere, elements
 
     @cached_property
@@ -122,6 +124,8 @@ class Derivation:
         note = ""
         if name == "steady":
             rows = inventory.at(START)
+        elif name == "parameters":
+            rows = inventory.at(START, lambda live: live.storage.kind == Kind.PARAMETER)
         elif name in ("activations", "layer"):
             last = self._last("forward")
             rows = inventory.after(last, _is_kept)
@@ -151,13 +155,19 @@ class Derivation:
     def _part(self, rows: Sequence[Row], place: Place | None, when: str, words: str) -> Part:
         if self.elements:
             rows = [replace(row, size=row.elements) for row in rows]
+        hidden = self.shown.hidden
+        if hidden:
+            rows = [replace(row, size=row.size.substitute(hidden), count=row.count.substitute(hidden)) for row in rows]
         size = sum((row.size for row in rows), start=ZERO)
         return Part(size, terms_of(rows, lambda term: term.evaluate(self.env)), place, when, words)
 
     def _quantity(self, name: str, title: str, parts: Sequence[Part], every: Sequence[Size], note: str = "") -> Quantity:
         value = max(part.size.evaluate(self.env) for part in parts)
-        domain = domain_text(self.program.dims, self.program.domain)
-        return Quantity(name, title, tuple(parts), tuple(every), value, domain, note)
+        hidden = self.shown.hidden
+        conditions = bind_domain(self.program.domain, hidden, tuple(self.shown.env))
+        domain = domain_text(tuple(self.shown.env), conditions)
+        whole = tuple(dict.fromkeys(size.substitute(hidden) for size in every))
+        return Quantity(name, title, tuple(parts), whole, value, domain, note)
 
 
 def _is_kept(live: LiveRange) -> bool:

@@ -1,8 +1,8 @@
 """The largest value of one symbol whose peak fits a budget, as a number and, where there is one, in closed form.
 
-Every piece of the peak is a polynomial in the symbol x. Of degree 1 it is c1*x + c0 <= M, so x = floor((M - c0)/c1); of degree 2
-it takes a square root. The smallest over all pieces is the largest x, because no storage becomes smaller when x grows, which is
-looked at first.
+Every piece of the peak is a polynomial in the symbol x. Of degree 1 it is c1*x + c0 <= M, so x = floor((M - c0)/c1); of degree
+2 it takes a square root. The smallest over all pieces is the largest x, because no storage becomes smaller when x grows, which
+is looked at first.
 """
 
 from __future__ import annotations

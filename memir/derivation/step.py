@@ -69,9 +69,14 @@ class Shown:
     ties: tuple[tuple[str, str], ...]  # what was written for a symbol that is not shown: ("d", "h/a")
 
     @property
+    def hidden(self) -> dict[str, int]:
+        """The depth where it is not shown: it stays a symbol of the program, whose layers repeat."""
+        return {name: value for name, value in self.fixed.items() if name in self.program.dims}
+
+    @property
     def widths(self) -> dict[str, int]:
-        """The values of all shown symbols but B and S."""
-        return {name: value for name, value in self.env.items() if name not in ("B", "S")}
+        """The values of all symbols of the program but B and S."""
+        return {name: value for name, value in (self.env | self.hidden).items() if name not in ("B", "S")}
 
 
 def shown(step: WideStep, wanted: Sequence[str] | None = None) -> Shown:
@@ -107,7 +112,8 @@ def shown(step: WideStep, wanted: Sequence[str] | None = None) -> Shown:
     used |= {symbol for size in _workspaces(program) for symbol in size.symbols()} | ({"L"} & set(dims))
     keep = [s for s in dims if (s in wanted if wanted is not None else s in used)]
     fixed = {s: values[s] for s in dims if s not in keep}
-    program = substituted(program, fixed, keep)
+    bound = {s: value for s, value in fixed.items() if s != "L"}
+    program = substituted(program, bound, [s for s in dims if s not in bound])
     return Shown(step, program, {s: values[s] for s in keep}, fixed, tuple(ties))
 
 

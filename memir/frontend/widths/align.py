@@ -50,7 +50,8 @@ def same_structure(programs: Sequence[Program]) -> None:
 
 def _look(op: Op) -> object:
     results = tuple((r.name, r.dtype, len(r.shape), r.storage) for r in op.results)
-    return replace(op, results=(), scratch=Size()), results
+    lists = {name: tuple(sorted(getattr(op, name))) for name in ("frees", "drops", "saves")}  # their order says nothing
+    return replace(op, results=(), scratch=Size(), **lists), results
 
 
 def _declared(storage: Storage) -> Storage:

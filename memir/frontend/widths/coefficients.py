@@ -19,7 +19,7 @@ from memir.ir.size import ONE, Gen, Monomial, Size, ceil_div, floor_div
 
 DEGREE = 3  # of a product of widths within one extent or one storage
 ROUND_UP = (32, 64, 128)  # tiles of attention kernels that a head size is rounded up to
-HALVES = (1, 2, 4, 8)
+MOST_PARTS = 16  # a fraction of a width, such as the rotated part of a head, has no larger denominator
 MOST = 1 << 20  # no coefficient of a sum is larger: larger ones are coincidences
 
 
@@ -49,13 +49,12 @@ class Coefficients:
 
     def is_unique(self) -> bool:
         """Whether the points tell every product of at most two widths from every other."""
-        seen: set[tuple[Fraction, ...]] = set()
+        seen: dict[tuple[Fraction, ...], list[Monomial]] = {}
         plain = [p for p in self._products if p.degree <= 2 and _is_plain(p.size)]
         for product in plain:
-            ratios = _ratios(product.values)
-            if ratios in seen:
+            ratios, monomials = _ratios(product.values), [monomial for monomial, _ in product.size.terms]
+            if seen.setdefault(ratios, monomials) != monomials:
                 return False
-            seen.add(ratios)
         return True
 
     def _of(self, values: tuple[int, ...]) -> Size:
@@ -65,7 +64,7 @@ class Coefficients:
             product = self._by_ratio.get(_ratios(values))
             if product is not None:
                 factor = Fraction(values[0], product.values[0])
-                if factor.denominator in HALVES:
+                if factor.denominator <= MOST_PARTS:
                     return floor_div(product.size * factor.numerator, factor.denominator)
         found = self._sum(values)
         if found is None:

@@ -12,7 +12,9 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
+from fractions import Fraction
 from itertools import count, islice
+from math import lcm
 from random import Random
 from typing import Any
 
@@ -40,6 +42,7 @@ ROLES: dict[str, tuple[str, tuple[str, ...]]] = {
     "K": ("experts a token", ("num_experts_per_tok", "experts_per_token")),
     "r": ("LoRA rank", ()),
 }
+FOLLOW = {"h": ("word_embed_proj_dim", "embedding_size")}  # fields that are another width again, where they are as large
 GROUP = "g"  # heads that share one key-value head, a/k: an atom, never shown
 MEANINGS = {symbol: meaning for symbol, (meaning, _) in ROLES.items()}
 CLASSES = (64, 128, 192, 256)  # of head sizes: the tiles and workspaces of attention kernels change above each
@@ -143,7 +146,7 @@ def find_widths(config: Mapping[str, Any], recipe: Recipe) -> Widths:
     tied = "h" in value and "a" in value and "d" not in value and value["h"] % value["a"] == 0
     if "d" in value or tied:
         head = value.get("d", value["h"] // value["a"] if tied else 0)
-        atom("d", head, **_class(head))
+        atom("d", head, **_class(head, _rotated(config)))
     if tied:
         sizes["h"] = sizes["a"] * sizes["d"]
     elif "h" in value:
@@ -152,15 +155,28 @@ def find_widths(config: Mapping[str, Any], recipe: Recipe) -> Widths:
         if symbol in value:
             atom(symbol, value[symbol])
     fields = [(named[symbol][0], symbol) for symbol in sizes if symbol in named]
+    fields += [(name, symbol) for symbol, names in FOLLOW.items() for name in names if config.get(name) == value.get(symbol, 0)]
     if recipe.lora is not None:
         atom("r", recipe.lora.r, low=1)
         fields.append(("", "r"))
     return Widths(tuple(atoms.values()), tuple(sizes.items()), tuple(fields))
 
 
-def _class(head: int) -> dict[str, Any]:
-    """The head sizes whose kernels are the target's: multiples of 8 (of what divides it, where 8 does not) in its class."""
+def _rotated(config: Mapping[str, Any]) -> Any:
+    """The part of a head that is rotated, 1 where nothing says it."""
+    nested = [value for value in config.values() if isinstance(value, Mapping)]
+    found = [place.get(name) for place in (config, *nested) for name in ("partial_rotary_factor", "rotary_pct")]
+    return next((value for value in found if value), 1)
+
+
+def _class(head: int, rotated: Any) -> dict[str, Any]:
+    """The head sizes whose kernels are the target's: multiples of 8 (of what divides it, where 8 does not) in its class.
+
+    The part of a head that is rotated, such as 0.4 of it, is a whole number of pairs.
+    """
+    pairs = 2 * Fraction(str(rotated)).limit_denominator(64).denominator if isinstance(rotated, float) else 1
     step = next(step for step in (8, 4, 2, 1) if head % step == 0)
+    step = lcm(step, pairs) if head % lcm(step, pairs) == 0 else step
     low = max((limit for limit in CLASSES if limit < head), default=0)
     high = next((limit for limit in CLASSES if limit >= head), None)
     return {"low": -(-(low + 1) // step) * step, "high": high, "step": step}

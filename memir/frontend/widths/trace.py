@@ -110,13 +110,13 @@ class _Many:
             return programs[key]
 
         reasons: list[str] = []
-        for _ in range(len(widths.atoms) + 1):
+        while widths.atoms:
             try:
                 program, traced_at = self._together(base.program, at, widths)
                 return replace(base, program=program), widths, tuple(reasons), traced_at
             except MemirError as error:
                 widths = self._apart(at, base.program, widths, reasons, error)
-        raise InconclusiveError("no width generalizes", where="\n".join(reasons))
+        raise InconclusiveError("no width of this model generalizes", where="\n".join(reasons))
 
     def _together(
         self, base: Program, at: Callable[[Widths, dict[str, int]], Program], widths: Widths
