@@ -13,6 +13,14 @@ from benchmarks.formulas.run import TARGETS, Row, Verified, real_rows
 from benchmarks.formulas.table import HERE, csv_text, markdown, read
 
 
+def write(presets: list[str], how: str, rows: list[Row]) -> None:
+    """Puts rows in the place of those of the same presets."""
+    results = HERE / "results.csv"
+    others = [row for row in read() if row.preset not in presets or row.how != how] if results.is_file() else []
+    results.write_text(csv_text([*others, *rows]))
+    (HERE / "results.md").write_text(markdown([*others, *rows]))
+
+
 def main() -> int:
     parser = argparse.ArgumentParser(prog="python -m benchmarks.formulas", description=__doc__)
     parser.add_argument("presets", nargs="*", metavar="PRESET")
@@ -33,11 +41,8 @@ def main() -> int:
             figures = f"{row.formula:>18,} {row.fresh:>18,} {row.formula - row.fresh:>+10,}"
             print(f"{row.preset:16} {row.quantity:8} {figures}  {row.where}")
         rows += found
-    if not options.few:
-        results = HERE / "results.csv"
-        others = [row for row in read() if row.preset not in chosen or row.how != how] if results.is_file() else []
-        results.write_text(csv_text([*others, *rows]))
-        (HERE / "results.md").write_text(markdown([*others, *rows]))
+        if not options.few:  # after each, for it takes a while
+            write([preset], how, found)
     return 0 if all(row.is_equal for row in rows) else 1
 
 

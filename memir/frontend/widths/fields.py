@@ -152,8 +152,9 @@ def find_widths(config: Mapping[str, Any], recipe: Recipe) -> Widths:
     elif "h" in value:
         atom("h", value["h"])
     for symbol in ("f", "V", "P", "m", "E", "K"):
-        if symbol in value:
-            atom(symbol, value[symbol])
+        if symbol in value:  # grouped matmuls of experts take rows of whole 16 bytes (GroupedMMUtils.h)
+            rows = {"step": 8, "low": 8} if symbol in ("f", "m") and "E" in value and value[symbol] % 8 == 0 else {}
+            atom(symbol, value[symbol], **rows)
     fields = [(named[symbol][0], symbol) for symbol in sizes if symbol in named]
     fields += [(name, symbol) for symbol, names in FOLLOW.items() for name in names if config.get(name) == value.get(symbol, 0)]
     if recipe.lora is not None:
@@ -217,7 +218,7 @@ def _values(atom: Atom) -> list[int]:
         return [_prime(atom.value * more // 100) for more in (113, 137, 179, 127, 193)]
     if atom.name == "h":
         return list(_MORE)
-    return [value for value in _PRIMES[atom.name] if value != atom.value]
+    return [atom.step * value for value in _PRIMES[atom.name] if atom.step * value != atom.value]
 
 
 def _prime(least: int) -> int:
@@ -244,7 +245,7 @@ def fresh(widths: Widths, seed: int) -> dict[str, int]:
         elif atom.name in ("V", "P"):
             point[atom.name] = atom.value + random.randrange(1, atom.value)
         elif atom.name in ("f", "m"):
-            point[atom.name] = random.randrange(64, 4096)
+            point[atom.name] = atom.step * random.randrange(64 // atom.step, 4096 // atom.step)
         elif atom.name == "E":
             point["E"] = random.randrange(8, 40)
         else:
