@@ -25,7 +25,7 @@ def main() -> int:
     parser = argparse.ArgumentParser(prog="python -m benchmarks.formulas", description=__doc__)
     parser.add_argument("presets", nargs="*", metavar="PRESET")
     parser.add_argument("--real", action="store_true", help="steps on the CPU, not traces")
-    parser.add_argument("--few", action="store_true", help="two points and one set of widths; writes nothing")
+    parser.add_argument("--few", action="store_true", help="one trace and one set of widths; writes nothing")
     options = parser.parse_args()
     chosen = options.presets or (REAL if options.real else PRESETS)
     how = "real step" if options.real else "analysis"
@@ -36,10 +36,10 @@ def main() -> int:
         else:
             verified = Verified(preset, TARGETS["cuda"])
             points = points_of(preset)
-            found = [row for point in (points[18:21] if options.few else points) for row in verified.rows(point)]
+            found = [row for together in (points[1:3] if options.few else points) for row in verified.rows(together)]
         for row in found:
             figures = f"{row.formula:>18,} {row.fresh:>18,} {row.formula - row.fresh:>+10,}"
-            print(f"{row.preset:16} {row.quantity:8} {figures}  {row.where}")
+            print(f"{row.preset:16} {row.quantity:8} {figures}  {row.where}", flush=True)
         rows += found
         if not options.few:  # after each, for it takes a while
             write([preset], how, found)

@@ -18,6 +18,7 @@ PRESETS = (
     "qwen3-8b",
 )
 NUM_POINTS = 20  # of B, S and L, at the model's own widths
+NUM_TRACES = 2  # that those points are spread over
 NUM_WIDTHS = 5  # sets of random widths, with B, S and L
 PERIODS = {"gemma-2-2b": 2}  # layers in a unit that repeats
 LONGEST = 1024  # tokens, and at most half of what the model accepts
@@ -34,8 +35,8 @@ class Point:
     seed: int | None = None
 
 
-def points_of(preset: str) -> tuple[Point, ...]:
-    """The points of a preset."""
+def points_of(preset: str) -> tuple[tuple[Point, ...], ...]:
+    """The points of a preset, those of one trace together: the model is traced anew at the first, B, S and L are symbols."""
     random = Random(preset)
     period = PERIODS.get(preset, 1)
 
@@ -43,4 +44,5 @@ def points_of(preset: str) -> tuple[Point, ...]:
         layers = period * random.randrange(5, 24)
         return Point(random.randrange(2, 17), random.randrange(16, LONGEST + 1), layers, seed)
 
-    return (*(point(None) for _ in range(NUM_POINTS)), *(point(seed) for seed in range(1, NUM_WIDTHS + 1)))
+    own = tuple(tuple(point(None) for _ in range(NUM_POINTS // NUM_TRACES)) for _ in range(NUM_TRACES))
+    return (*own, *((point(seed),) for seed in range(1, NUM_WIDTHS + 1)))

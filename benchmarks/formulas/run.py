@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 
 import memir
@@ -67,16 +67,18 @@ class Verified:
     def _inside(self, widths: Widths, point: Point) -> dict[str, int]:
         return fresh(widths, 1000 * (point.seed or 0) + 7)
 
-    def rows(self, point: Point) -> Iterator[Row]:
-        """The formula's values beside those of a fresh trace at the point."""
-        env, sets = self.env(point)
-        traced = program_of(self.preset, self.recipe, batch=point.batch, seq=point.seq, sets=sets, cache=False)
+    def rows(self, points: Sequence[Point]) -> Iterator[Row]:
+        """The formula's values at points of one set of widths, beside those of a new trace made at the first of them."""
+        env, sets = self.env(points[0])
+        traced = program_of(self.preset, self.recipe, batch=env["B"], seq=env["S"], sets=sets, cache=False)
         numbers = memir.peak(traced.program)
-        at = {name: env[name] for name in traced.program.dims}
-        found = {"peak": memir.peak(traced.program, **at), "steady": numbers.resident.evaluate(at)}
-        where = ", ".join(f"{name}={value}" for name, value in env.items())
-        for name, sizes in self.quantities.items():
-            yield Row(self.preset, where, name, max(size.evaluate(env) for size in sizes), found[name], "analysis")
+        for point in points:
+            env = {**env, "B": point.batch, "S": point.seq, "L": point.layers}
+            at = {name: env[name] for name in traced.program.dims}
+            found = {"peak": numbers.evaluate(at)[0], "steady": numbers.resident.evaluate(at)}
+            where = ", ".join(f"{name}={value}" for name, value in env.items())
+            for name, sizes in self.quantities.items():
+                yield Row(self.preset, where, name, max(size.evaluate(env) for size in sizes), found[name], "analysis")
 
 
 def real_rows(preset: str, seeds: tuple[int, ...] = (1, 2)) -> Iterator[Row]:

@@ -45,7 +45,7 @@ def markdown(rows: Sequence[Row]) -> str:
         "",
     ]
     lines += [
-        "An analysis is a new trace at that point; it must be equal to the byte. A real step ran on the CPU, random weights;"
+        "An analysis is a new trace, without symbols for widths; it must be equal to the byte. A real step ran on the CPU, random weights;"
     ]
     lines += ["the allocator's figure may differ by the Python numbers that autograd keeps as tensors of 8 bytes.", ""]
     lines += ["| preset | beside | values | equal | largest difference, bytes |", "|---|---|---:|---:|---:|"]

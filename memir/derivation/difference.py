@@ -33,7 +33,9 @@ def to_difference(first: Derivation, second: Derivation, names: Sequence[str], u
         lines += [f"  {sentence}" for sentence in _sentences(ours, theirs)]
         lines.append("")
     lines.append("symbols: " + ", ".join(f"{n} {MEANINGS.get(n, '')} ({_both(a, b, n)})" for n in {**a.env, **b.env}))
-    lines += [f"{symbol} = {text} in the {side}" for side, one in (("first", a), ("second", b)) for symbol, text in one.ties]
+    lines += [f"{symbol} = {text} in both" for symbol, text in a.ties if (symbol, text) in b.ties]
+    for side, one, other in (("first", a, b), ("second", b, a)):
+        lines += [f"{symbol} = {text} in the {side}" for symbol, text in one.ties if (symbol, text) not in other.ties]
     return "\n".join(lines) + "\n"
 
 
@@ -98,15 +100,8 @@ def _sentences(ours: Part, theirs: Part) -> list[str]:
                 text = size_text(term.size, dict.fromkeys(term.size.symbols(), 1), plain_style())
                 made = shortened_origins(origins(term), WIDTH)
                 found.append(f"only the {side} grows with {words}: {text} ({made})")
-    tokens = [_growing_with_tokens(part) for part in (ours, theirs)]
-    if tokens[0] != tokens[1]:
-        found.append("they keep different things a token: see the terms with B*S")
     return found
 
 
 def _growing(part: Part, symbol: str, least: int) -> list[Term]:
     return [term for term in part.terms if dict(term.monomial).get(symbol, 0) >= least and dict(term.monomial).get("B", 0)]
-
-
-def _growing_with_tokens(part: Part) -> Size:
-    return Size((term.monomial, term.coefficient) for term in part.terms if dict(term.monomial).get("B", 0))

@@ -126,7 +126,7 @@ def _legend(shown: Shown, quantity: Quantity) -> list[str]:
     lines.append(rf"\noindent Valid for {valid}.")
     several = len(quantity.parts) > 1
     if several:
-        lines.append("The maximum is over the points that can be the largest at the widths in parentheses.")
+        lines.append("The maximum is over every point that is the largest for some B and S at the widths in parentheses.")
     lines += [rf"{escaped(text[:1].upper() + text[1:])} stays a number." for text in shown.step.numbers]
     lines += [rf"{escaped('Assumed: ' + text)}." for text in shown.step.assumptions]
     names = ", ".join(f"{name} {version}" for name, version in shown.step.versions)

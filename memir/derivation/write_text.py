@@ -13,6 +13,10 @@ from memir.derivation.terms import Term
 from memir.ir.size import Size
 
 WIDTH = 118
+MAXIMUM = (
+    "maximum: over every point that is the largest for some B and S at the model's own widths and depth; at other widths "
+    "others may be, and --format python has them all"
+)
 ORIGINS = 4  # that a term lists
 
 
@@ -21,6 +25,8 @@ def to_text(shown: Shown, quantities: Sequence[Quantity], unit: str) -> str:
     lines = [heading(shown), ""]
     for quantity in quantities:
         lines += [*_quantity(shown, quantity, unit), ""]
+    if any(len(quantity.parts) > 1 for quantity in quantities) and shown.widths:
+        lines += textwrap.wrap(MAXIMUM, WIDTH, subsequent_indent="  ")
     return "\n".join([*lines, *legend(shown, quantities[0].domain)]) + "\n"
 
 

@@ -26,9 +26,12 @@ from memir.recipe import Recipe
 ROLES: dict[str, tuple[str, tuple[str, ...]]] = {
     "h": (
         "hidden size",
-        ("hidden_size", "n_embd", "d_model", "embed_dim", "n_embed", "model_dim", "emb_dim", "embd_dim", "dim"),
+        ("hidden_size", "n_embd", "d_model", "embed_dim", "n_embed", "model_dim", "emb_dim", "embd_dim", "dim", "hidden_dim"),
     ),
-    "f": ("feed-forward width", ("intermediate_size", "ffn_hidden_size", "ffn_dim", "n_inner", "d_ff", "dim_feedforward")),
+    "f": (
+        "feed-forward width",
+        ("intermediate_size", "ffn_hidden_size", "ffn_dim", "n_inner", "d_ff", "dim_feedforward", "hidden_dim"),
+    ),
     "V": ("vocabulary", ("vocab_size", "n_vocab", "padded_vocab_size")),
     "a": ("attention heads", ("num_attention_heads", "n_head", "n_heads", "num_heads", "nhead")),
     "k": ("key-value heads", ("num_key_value_heads", "num_kv_heads", "n_kv_heads", "n_kv_head")),
@@ -123,7 +126,8 @@ def find_widths(config: Mapping[str, Any], recipe: Recipe) -> Widths:
     """The widths among a configuration's plain values. Fields that are not numbers above 1 are none."""
     named: dict[str, tuple[str, int]] = {}
     for symbol, (_, names) in ROLES.items():
-        name = next((n for n in names if type(config.get(n)) is int and config[n] > 1), None)
+        taken = {name for name, _ in named.values()}
+        name = next((n for n in names if n not in taken and type(config.get(n)) is int and config[n] > 1), None)
         if name is not None:
             named[symbol] = (name, int(config[name]))
     atoms: dict[str, Atom] = {}
