@@ -45,8 +45,9 @@ def markdown(rows: Sequence[Row]) -> str:
         "",
     ]
     lines += [
-        "An analysis is a new trace, without symbols for widths; it must be equal to the byte. A real step ran on the CPU, random weights;"
+        "An analysis is a new trace, without symbols for widths, at the point or at another B, S and L of the same widths;"
     ]
+    lines += ["it must be equal to the byte. A real step ran on the CPU with random weights, and"]
     lines += ["the allocator's figure may differ by the Python numbers that autograd keeps as tensors of 8 bytes.", ""]
     lines += ["| preset | beside | values | equal | largest difference, bytes |", "|---|---|---:|---:|---:|"]
     groups: dict[tuple[str, str], list[Row]] = defaultdict(list)

@@ -58,7 +58,7 @@ class _Substitution:
 
 
 def condition_with(text: str, env: Mapping[str, Size | int], dims: Sequence[str]) -> str:
-    """A condition with symbols replaced, divisors multiplied out: `d <= 128` with d = h/a is `h <= 128*a`; "" if it holds."""
+    """A condition with symbols replaced, divisors multiplied out: `d <= 8` with d = h/a is `h <= 8*a`; "" if it holds."""
     condition = Condition.read(text)
     if condition is None or not condition.symbols() & env.keys():
         return text
@@ -67,6 +67,8 @@ def condition_with(text: str, env: Mapping[str, Size | int], dims: Sequence[str]
     condition = Condition(condition.left * scale, condition.modulus * scale, condition.sign, condition.right * scale)
     if condition.holds({}):
         return ""
+    if condition.modulus is not ZERO and condition.sign == "==" and condition.right is ZERO:
+        return f"{condition.modulus.text(dims)} divides {condition.left.text(dims)}"
     return condition.text(dims)
 
 
