@@ -232,7 +232,9 @@ def test_the_largest_batch_and_its_closed_form(derivation: Derivation) -> None:
     found = solve(derivation.shown, quantity, "B", budget)
     assert found.value is not None
     assert found.over is not None
-    at = [max(size.evaluate({**derivation.env, "B": value}) for size in quantity.every) for value in (found.value, found.over[0])]
+    at = [
+        max(size.evaluate({**derivation.env, "B": value}) for size in quantity.every) for value in (found.value, found.over[0])
+    ]
     assert at == [found.nbytes, found.over[1]]
     assert at[0] <= budget < at[1]
     text, fits = to_solution(derivation.shown, quantity, "B", budget, "100MiB")

@@ -68,15 +68,19 @@ def command(
     from memir.derivation.write_latex import to_latex, to_markdown
     from memir.derivation.write_text import to_text
 
-    _check_options(form, standalone, solve, gpu, check, units)
+    _check_options(form, standalone, solve, gpu, check, units, compares=other is not None or versus is not None)
     wanted = None if symbols is None else tuple(dict.fromkeys(word.strip() for word in symbols.split(",") if word.strip()))
     names = tuple(dict.fromkeys(word.strip() for word in quantities.split(",") if word.strip()))
     point = None if check is None else _point(check)
+    budget = None
+    if gpu is not None:
+        request, budget = _on_gpu(request, gpu)
     with progress() as stage:
         step = wide_step(request.model, request.recipe, **request.keywords(), seed=seed, progress=stage)
         over = shown(step, wanted)
         stage("deriving")
-        everywhere = form in ("python", "sympy") or (point is not None and set(point) - {"B", "S"} != set())
+        at_widths = (set(point or ()) | {solve or "B"}) - {"B", "S"} != set()
+        everywhere = form in ("python", "sympy") or at_widths
         derivation = Derivation(over, everywhere=everywhere, elements=units == "elements")
         found = [derivation.quantity(name) for name in names]
         if other is not None or versus is not None:
@@ -91,9 +95,8 @@ def command(
             text, code = checked(request, over, found, point, stage)
         elif solve is not None:
             from memir.derivation.solve import to_solution
-            from memir.hardware import parse_gpu
 
-            text, fits = to_solution(over, found[0], solve, parse_gpu(str(gpu)).nbytes, str(gpu))
+            text, fits = to_solution(over, found[0], solve, budget or 0, str(gpu))
             code = EXIT_OK if fits else EXIT_NO
         else:
             code = EXIT_OK
@@ -125,13 +128,32 @@ def _other(request: Request, target: str, options: str) -> Request:
     return found
 
 
-def _check_options(form: str, standalone: bool, solve: str | None, gpu: str | None, check: str | None, units: str) -> None:
+def _on_gpu(request: Request, text: str) -> tuple[Request, int]:
+    """The request with that GPU's kernels, and what it leaves to tensors in bytes."""
+    from memir.api import installed_torch, on_gpu
+    from memir.cuda.verdict import room
+    from memir.hardware import parse_gpu
+
+    memory = parse_gpu(text)
+    request = replace(request, recipe=on_gpu(request.recipe, memory))
+    if memory.card is not None:
+        memory = room(memory, trains=request.recipe.mode == "train", torch=installed_torch())
+    return request, memory.nbytes
+
+
+def _check_options(
+    form: str, standalone: bool, solve: str | None, gpu: str | None, check: str | None, units: str, compares: bool
+) -> None:
     if standalone and form != "latex":
         raise UsageError("--standalone is a document for LaTeX", hint="add  --format latex")
     if solve is not None and gpu is None:
         raise UsageError("--solve needs the memory that has to suffice", hint=f"write  --solve {solve} --gpu 80GiB")
     if gpu is not None and solve is None:
         raise UsageError("--gpu is what --solve fits the step into", hint="add  --solve B")
+    if check is not None and solve is not None:
+        raise UsageError("--check and --solve: one of the two is answered", hint="leave one out")
+    if compares and (check is not None or solve is not None):
+        raise UsageError("a comparison with OTHER or --versus takes neither --check nor --solve", hint="leave them out")
     if units == "elements" and (solve is not None or check is not None):
         flag = "--solve" if solve is not None else "--check"
         raise UsageError(f"{flag} is in bytes", hint="leave out  --units elements")

@@ -50,8 +50,8 @@ def same_structure(programs: Sequence[Program]) -> None:
 
 def _look(op: Op) -> object:
     results = tuple((r.name, r.dtype, len(r.shape), r.storage) for r in op.results)
-    lists = {name: tuple(sorted(getattr(op, name))) for name in ("frees", "drops", "saves")}  # their order says nothing
-    return replace(op, results=(), scratch=Size(), **lists), results
+    frees, drops, saves = (tuple(sorted(names)) for names in (op.frees, op.drops, op.saves))  # their order says nothing
+    return replace(op, results=(), scratch=Size(), frees=frees, drops=drops, saves=saves), results
 
 
 def _declared(storage: Storage) -> Storage:
