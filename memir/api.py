@@ -149,7 +149,7 @@ def wide_step(
         loaded = load_at({}, recipe)
         if seq is None:  # well within a table of positions: its last length runs other operators
             seq = min(DEFAULT_SEQ, (loaded.max_seq or 2 * DEFAULT_SEQ) // 2)
-        wide = trace_wide(load_at, recipe, max(2, batch or 2), max(2, seq), seed, progress)
+        wide = trace_wide(load_at, loaded, recipe, max(2, batch or 2), max(2, seq), seed, progress)
     return WideStep(
         program=wide.program,
         symbols=wide.widths.symbols,

@@ -40,7 +40,7 @@ class Verified:
     def __init__(self, preset: str, recipe: memir.Recipe) -> None:
         self.preset, self.recipe = preset, recipe
         self.step: WideStep = wide_step(preset, recipe)
-        self.shown: Shown = shown(self.step)
+        self.shown: Shown = shown(self.step, self.step.available())  # head sizes apart from h/a where the code allows it
         derivation = Derivation(self.shown, everywhere=True)
         self.quantities = {name: derivation.quantity(name).every for name in ("peak", "steady")}
         self._widths = find_widths(load_target(preset, recipe=recipe).config, recipe)

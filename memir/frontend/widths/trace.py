@@ -56,15 +56,20 @@ class Wide:
     verified_at: tuple[dict[str, int], ...]  # the random points, B and S among them
 
 
-def trace_wide(load_at: LoadAt, recipe: Recipe, batch: int, seq: int, seed: int, progress: Progress) -> Wide:
-    """See the module. `load_at` loads the model with further `--set` options and another recipe; B and S are where it is
-    traced, at least 2. InconclusiveError where the step cannot be followed or the fresh trace is another program."""
+def trace_wide(
+    load_at: LoadAt, loaded: LoadedModel, recipe: Recipe, batch: int, seq: int, seed: int, progress: Progress
+) -> Wide:
+    """See the module. `load_at` loads the model with further `--set` options and another recipe; `loaded` is the first it gave.
+
+    B and S are where it is traced, at least 2. InconclusiveError where the step cannot be followed, or where the fresh trace is
+    another program.
+    """
     if recipe.accumulate > TRACED:
-        wide = trace_wide(load_at, replace(recipe, accumulate=TRACED), batch, seq, seed, progress)
+        wide = trace_wide(load_at, loaded, replace(recipe, accumulate=TRACED), batch, seq, seed, progress)
         program = collapsed(wide.program, recipe.accumulate)
         if program is not None:
             return replace(wide, program=program)
-    loaded = load_at({}, recipe)
+        loaded = load_at({}, recipe)
     widths = find_widths(loaded.config, recipe)
     if loaded.max_seq is not None and loaded.max_seq == widths.target.get("P"):
         widths = replace(widths, limits=("S <= P",))
@@ -116,7 +121,7 @@ class _Many:
                 return replace(base, program=program), widths, tuple(reasons), traced_at
             except MemirError as error:
                 widths = self._apart(at, base.program, widths, reasons, error)
-        raise InconclusiveError("no width of this model generalizes", where="\n".join(reasons))
+        return base, widths, tuple(reasons), ()
 
     def _together(
         self, base: Program, at: Callable[[Widths, dict[str, int]], Program], widths: Widths
