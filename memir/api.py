@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from contextlib import nullcontext
 from dataclasses import dataclass, fields, replace
 from typing import TYPE_CHECKING, overload
@@ -121,13 +121,15 @@ def wide_step(
     sets: Mapping[str, object] | None = None,
     inputs: str | None = None,
     trust_remote_code: bool = False,
+    symbols: Collection[str] | None = None,
     seed: int = 0,
     progress: Progress = lambda _: None,
 ) -> WideStep:
     """The step over the widths of its model too (`memir formula`): traced at several, generalized, verified at random ones.
 
-    Arguments are those of `program_of`; B and S are where it is traced, at least 2 each, and `seed` chooses the widths of the
-    verification. The errors are those of `trace`; InconclusiveError where nothing generalizes.
+    Arguments are those of `program_of`; B and S are where it is traced, at least 2 each; `symbols` are the widths that do not
+    become numbers (None: all), `seed` chooses the widths of the verification. The errors are those of `trace`, and
+    InconclusiveError where the fresh trace is another program.
     """
     recipe = recipe or Recipe()
     _check_positive(batch, seq)
@@ -149,7 +151,7 @@ def wide_step(
         loaded = load_at({}, recipe)
         if seq is None:  # well within a table of positions: its last length runs other operators
             seq = min(DEFAULT_SEQ, (loaded.max_seq or 2 * DEFAULT_SEQ) // 2)
-        wide = trace_wide(load_at, loaded, recipe, max(2, batch or 2), max(2, seq), seed, progress)
+        wide = trace_wide(load_at, loaded, recipe, max(2, batch or 2), max(2, seq), seed, progress, symbols)
     return WideStep(
         program=wide.program,
         symbols=wide.widths.symbols,

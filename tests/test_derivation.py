@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -279,3 +280,16 @@ def test_conditions_with_divisors_multiplied_out() -> None:
     assert condition_with("d % 8 == 0", tie, dims) == "8*a divides h"
     assert condition_with("S <= 8", tie, dims) == "S <= 8"
     assert condition_with("d >= 8", {"d": 64}, dims) == ""
+
+
+ENGINE = next(filter(None, map(shutil.which, ("tectonic", "pdflatex"))), None)
+
+
+@pytest.mark.skipif(ENGINE is None, reason="no TeX engine here: the LaTeX is parsed by sympy's grammar above")
+def test_the_document_compiles(derivation: Derivation, tmp_path: Path) -> None:
+    quantities = [derivation.quantity(name) for name in ("peak", "layer", "phase:optimizer")]
+    (tmp_path / "formula.tex").write_text(to_latex(derivation.shown, quantities, "bytes", standalone=True))
+    options = [] if "tectonic" in str(ENGINE) else ["-interaction=nonstopmode", "-halt-on-error"]
+    done = subprocess.run([str(ENGINE), *options, "formula.tex"], cwd=tmp_path, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stdout[-2000:]
+    assert (tmp_path / "formula.pdf").stat().st_size > 1000

@@ -76,7 +76,7 @@ def command(
     if gpu is not None:
         request, budget = _on_gpu(request, gpu)
     with progress() as stage:
-        step = wide_step(request.model, request.recipe, **request.keywords(), seed=seed, progress=stage)
+        step = wide_step(request.model, request.recipe, **request.keywords(), symbols=wanted, seed=seed, progress=stage)
         over = shown(step, wanted)
         stage("deriving")
         at_widths = (set(point or ()) | {solve or "B"}) - {"B", "S"} != set()
@@ -87,7 +87,10 @@ def command(
             from memir.derivation.difference import to_difference
 
             against = _other(request, other or request.model, versus or "")
-            second = shown(wide_step(against.model, against.recipe, **against.keywords(), seed=seed, progress=stage), wanted)
+            second = shown(
+                wide_step(against.model, against.recipe, **against.keywords(), symbols=wanted, seed=seed, progress=stage),
+                wanted,
+            )
             text, code = to_difference(derivation, Derivation(second, elements=units == "elements"), names, units), EXIT_OK
         elif point is not None:
             from memir.cli.formula_check import checked

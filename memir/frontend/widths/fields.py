@@ -10,7 +10,7 @@ the attention kernel and its tiles (`memir.cuda.attention`, `memir.ir.attention`
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass, replace
 from fractions import Fraction
 from itertools import count, islice
@@ -105,6 +105,17 @@ class Widths:
             atoms=tuple(atom for atom in self.atoms if atom.name not in names),
             symbols=tuple((symbol, size.substitute(fixed)) for symbol, size in self.symbols),
         )
+
+    def of(self, symbols: Collection[str] | None) -> Widths:
+        """The same with only the atoms that these symbols are made of; heads, their groups and their size hang together."""
+        if symbols is None:
+            return self
+        needed = {atom for symbol, size in self.symbols if symbol in symbols for atom in size.symbols()}
+        needed |= {"k", GROUP} if needed & {"k", GROUP} else set()
+        needed |= (
+            {"h", "d"} if needed & {"h", "a", "k", "d"} else set()
+        )  # configurations want heads that divide the hidden size
+        return self.without(frozenset(atom.name for atom in self.atoms if atom.name not in needed))
 
     def factors(self) -> tuple[Size, ...]:
         """The atoms, and the shown symbols that are products of them."""

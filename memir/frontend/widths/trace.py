@@ -7,7 +7,7 @@ target's values. At last the few layers are traced once more at random widths, B
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from random import Random
 from typing import TYPE_CHECKING, Any
@@ -36,6 +36,7 @@ if TYPE_CHECKING:
     from memir.frontend.trace import Traced
 
 FEWEST, MOST = 2, 4  # points beside the target that are traced
+REFUSED = 5  # random points that a configuration may refuse
 LoadAt = Callable[[Mapping[str, str], Recipe], LoadedModel]
 Progress = Callable[[str], None]
 Trace = Callable[[LoadAt, Recipe], Program]
@@ -57,20 +58,27 @@ class Wide:
 
 
 def trace_wide(
-    load_at: LoadAt, loaded: LoadedModel, recipe: Recipe, batch: int, seq: int, seed: int, progress: Progress
+    load_at: LoadAt,
+    loaded: LoadedModel,
+    recipe: Recipe,
+    batch: int,
+    seq: int,
+    seed: int,
+    progress: Progress,
+    keep: Collection[str] | None = None,
 ) -> Wide:
     """See the module. `load_at` loads the model with further `--set` options and another recipe; `loaded` is the first it gave.
 
-    B and S are where it is traced, at least 2. InconclusiveError where the step cannot be followed, or where the fresh trace is
-    another program.
+    B and S are where it is traced, at least 2; `keep` are the symbols of widths that do not become numbers, None is all.
+    InconclusiveError where the step cannot be followed, or where the fresh trace is another program.
     """
     if recipe.accumulate > TRACED:
-        wide = trace_wide(load_at, loaded, replace(recipe, accumulate=TRACED), batch, seq, seed, progress)
+        wide = trace_wide(load_at, loaded, replace(recipe, accumulate=TRACED), batch, seq, seed, progress, keep)
         program = collapsed(wide.program, recipe.accumulate)
         if program is not None:
             return replace(wide, program=program)
         loaded = load_at({}, recipe)
-    widths = find_widths(loaded.config, recipe)
+    widths = find_widths(loaded.config, recipe).of(keep)
     if loaded.max_seq is not None and loaded.max_seq == widths.target.get("P"):
         widths = replace(widths, limits=("S <= P",))
     problem: FoldError | None = None
@@ -201,29 +209,43 @@ class _Many:
 
     def verify(self, program: Program, widths: Widths) -> dict[str, int]:
         """The random point at which a fresh trace is the program to the byte. InconclusiveError where it is another."""
-        random = Random(self.seed)
-        for attempt in range(20):
-            point = fresh(widths, self.seed + attempt)
-            env = {**point, "B": random.randrange(2, 9), "S": self._length(program, point, random)}
-            conditions = [c for c in map(Condition.read, program.domain) if c is not None]
-            if all(c.holds(env) is not False for c in conditions):
-                break
-        shown = ", ".join(f"{name}={value}" for name, value in env.items())
-        self.progress(f"verifying at {shown}")
-        load, recipe = self._load(widths, point)
-        batch, seq = (Extent(name, env[name], False) for name in ("B", "S"))
-        traced, _ = trace_once(load, recipe, batch, seq, lifetimes=self.lifetimes)
-        difference = _difference(program, traced.program, env)
-        if difference:
+        problem: MemirError | None = None
+        for attempt in range(REFUSED):
+            env = self._random(program, widths, attempt)
+            shown = ", ".join(f"{name}={value}" for name, value in env.items())
+            self.progress(f"verifying at {shown}")
+            load, recipe = self._load(widths, env)
+            batch, seq = (Extent(name, env[name], False) for name in ("B", "S"))
+            try:
+                traced, _ = trace_once(load, recipe, batch, seq, lifetimes=self.lifetimes)
+            except UsageError as error:  # a configuration may refuse what nothing here knows of
+                problem = error
+                continue
+            difference = _difference(program, traced.program, env)
+            if not difference:
+                return env
             raise InconclusiveError(
                 f"the formula does not hold at other widths: {difference}",
                 where=f"traced anew at {shown}",
-                hint="leave out the width that it is about, as in  --symbols B,S,L,h,f",
+                hint="keep fewer symbols, without the width that it is about:  --symbols B,S,L,h,f",
             )
-        return env
+        message = problem.message if problem is not None else ""
+        raise InconclusiveError(f"the formula cannot be verified: the model refuses the widths that were tried: {message}")
 
-    def _length(self, program: Program, point: Mapping[str, int], random: Random) -> int:
-        return max(2, self.point["S"] // 64 * random.randrange(16, 64))
+    def _random(self, program: Program, widths: Widths, attempt: int) -> dict[str, int]:
+        """A random point of the domain; with the asked S where no other one is found."""
+        random = Random(100 * self.seed + attempt)
+        conditions = [c for c in map(Condition.read, program.domain) if c is not None]
+        asked = self.point["S"]
+        for number in range(40):
+            point = fresh(widths, 100 * (self.seed + attempt) + number)
+            seq = random.randrange(max(2, asked // 4), asked + 1) if number < 20 else asked
+            env = {**point, "B": random.randrange(2, 9), "S": seq}
+            if all(c.holds(env) is not False for c in conditions):
+                return env
+        raise InconclusiveError(
+            "the formula cannot be verified: no random point lies in its domain", where=", ".join(program.domain)
+        )
 
 
 def _difference(program: Program, fresh: Program, env: Mapping[str, int]) -> str:
