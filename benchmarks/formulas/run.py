@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 import memir
 from benchmarks.formulas.cases import Point
@@ -107,6 +107,3 @@ def _small(
     vocabulary = 1000 + 17 * seed
     tokens = {"bos_token_id": 1, "eos_token_id": 2} if verified.preset != "gpt2" else {"bos_token_id": 1, "eos_token_id": 1}
     return {**env, "V": vocabulary}, {**sets, fields["V"]: vocabulary, **tokens}
-
-
-__all__ = ["Row", "Verified", "real_rows", "replace"]

@@ -82,6 +82,22 @@ CASES = (
         note="The layer of one of t ranks: a/t heads and 4h/t inner columns, written by hand; the collectives keep nothing.",
     ),
     Case(
+        name="activations of a layer, tensor and sequence parallel",
+        source=f"{KORTHIKANTI}, equation 4",
+        published="34*B*S*h*t^-1 + 5*B*S^2*a*t^-1",
+        target=MEGATRON,
+        of="layer",
+        symbols="B,S,h,f,a,d,t",
+        recipe=F16,
+        sets=(("tensor_parallel", 2),),
+        replaced=(("S", "S*t^-1"), ("f", "4*h*t^-1"), ("a", "a*t^-1"), ("d", "h*a^-1")),
+        differences=(("16*B*S*t^-1", STATISTICS),),
+        note=(
+            "S of the layer that is traced is the rank's share, S/t. All-gather and reduce-scatter are written by hand: one "
+            "repeats the share t times, the other keeps the first share."
+        ),
+    ),
+    Case(
         name="states of mixed-precision Adam, 16 bytes a parameter",
         source="Rajbhandari et al. 2020 (ZeRO), arXiv 1910.02054, section 3.1",
         published="192*L*h^2 + 208*L*h + 16*h*V + 16*h*P + 32*h",
@@ -149,10 +165,6 @@ CASES = (
 )
 
 LEFT_OUT = (
-    (
-        f"{KORTHIKANTI}, equation 4: s b h / t (34 + 5 a s / h), sequence parallel",
-        "needs collectives that keep a shard and gather it again in the backward: with the distributed passes",
-    ),
     (
         "Rajbhandari et al. 2020: 4P + 12P/N, 2P + 14P/N, 16P/N",
         "needs sharded optimizer states, gradients and parameters: with the distributed passes",

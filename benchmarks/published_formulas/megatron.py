@@ -3,6 +3,10 @@ arXiv 2205.05198, section 4), operator by operator, in plain PyTorch.
 
     memir formula benchmarks/published_formulas/megatron.py --dtype f16 --of layer
 
+`tensor_parallel` above 1 adds sequence parallelism (section 4.2.2): the batch is one rank's share of the tokens, S/t of them,
+which are gathered before each pair of linear layers and scattered after it. What a collective moves comes from this rank's own share:
+the sizes are those of a real one, the values are not.
+
 With numbers for one of t tensor-parallel ranks: num_attention_heads and intermediate_size are a/t and 4h/t, the rest is whole
 (section 4.2.1: f copies, and its conjugate adds in place, so neither keeps anything).
 """
@@ -11,6 +15,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 import torch.nn.functional as F
@@ -31,6 +36,41 @@ class Config:
     num_hidden_layers: int = 12
     dropout: float = 0.1
     recompute: str = "none"
+    tensor_parallel: int = 1
+
+
+class GatheredLinear(torch.autograd.Function):
+    """A linear layer on the gathered tokens that keeps the share, and gathers again in the backward."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, weight: Tensor, bias: Tensor, degree: int) -> Tensor:  # type: ignore[override]
+        """[S/t, B, h] to [S, B, out]."""
+        ctx.save_for_backward(x, weight)
+        ctx.degree = degree
+        return F.linear(x.repeat(degree, 1, 1), weight, bias)
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> Any:  # type: ignore[override]
+        """The share's gradient, and those of weight and bias."""
+        x, weight = ctx.saved_tensors
+        whole = x.repeat(ctx.degree, 1, 1).flatten(0, 1)
+        flat = grad.flatten(0, 1)
+        return (grad @ weight)[: x.shape[0]].clone(), flat.t() @ whole, flat.sum(0), None
+
+
+class Scatter(torch.autograd.Function):
+    """The rank's share of the tokens; in the backward they are gathered."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, degree: int) -> Tensor:  # type: ignore[override]
+        """[S, B, h] to [S/t, B, h]."""
+        ctx.degree = degree
+        return x[: x.shape[0] // degree].clone()
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> Any:  # type: ignore[override]
+        """[S/t, B, h] to [S, B, h]."""
+        return grad.repeat(ctx.degree, 1, 1), None
 
 
 class CoreAttention(nn.Module):
@@ -64,11 +104,22 @@ class Layer(nn.Module):
         self.attention_dropout = nn.Dropout(config.dropout)
         self.mlp_dropout = nn.Dropout(config.dropout)
 
+    def into(self, linear: nn.Linear, x: Tensor) -> Tensor:
+        """The first linear layer of a pair."""
+        degree = self.config.tensor_parallel
+        return linear(x) if degree == 1 else GatheredLinear.apply(x, linear.weight, linear.bias, degree)
+
+    def out_of(self, linear: nn.Linear, x: Tensor) -> Tensor:
+        """The second one."""
+        degree = self.config.tensor_parallel
+        return linear(x) if degree == 1 else Scatter.apply(linear(x), degree)
+
     def attention(self, x: Tensor, mask: Tensor) -> Tensor:
         """[S, B, h] to [S, B, a*d], as Megatron lays tokens out."""
-        seq, batch, _ = x.shape
         heads, head = self.config.num_attention_heads, self.config.head_dim
-        q, k, v = self.qkv(x).view(seq, batch * heads, 3 * head).transpose(0, 1).split(head, -1)
+        qkv = self.into(self.qkv, x)
+        seq, batch, _ = qkv.shape
+        q, k, v = qkv.view(seq, batch * heads, 3 * head).transpose(0, 1).split(head, -1)
         if self.config.recompute == "core":
             out = checkpoint(self.core, q, k, v, mask, use_reentrant=False)
         else:
@@ -77,8 +128,9 @@ class Layer(nn.Module):
 
     def forward(self, x: Tensor, mask: Tensor) -> Tensor:
         """[S, B, h] to [S, B, h]."""
-        x = x + self.attention_dropout(self.projection(self.attention(self.input_norm(x), mask)))
-        return x + self.mlp_dropout(self.down(F.gelu(self.up(self.post_norm(x)), approximate="tanh")))
+        x = x + self.attention_dropout(self.out_of(self.projection, self.attention(self.input_norm(x), mask)))
+        hidden = F.gelu(self.into(self.up, self.post_norm(x)), approximate="tanh")
+        return x + self.mlp_dropout(self.out_of(self.down, hidden))
 
 
 class Model(nn.Module):
@@ -86,6 +138,7 @@ class Model(nn.Module):
 
     def __init__(self, config: Config) -> None:
         super().__init__()
+        self.degree = config.tensor_parallel
         self.tokens = nn.Embedding(config.vocab_size, config.hidden_size)
         self.positions = nn.Embedding(config.max_position_embeddings, config.hidden_size)
         self.dropout = nn.Dropout(config.dropout)
@@ -98,7 +151,8 @@ class Model(nn.Module):
         _, seq = idx.shape
         places = torch.arange(seq, device=idx.device)
         x = self.dropout(self.tokens(idx) + self.positions(places)).transpose(0, 1)
-        mask = torch.full((seq, seq), float("-inf"), dtype=x.dtype, device=idx.device).triu(1)
+        whole = seq * self.degree
+        mask = torch.full((whole, whole), float("-inf"), dtype=x.dtype, device=idx.device).triu(1)
         for layer in self.layers:
             x = layer(x, mask)
         logits = self.head(self.norm(x)).transpose(0, 1)

@@ -56,8 +56,11 @@ def _section(result: Result) -> list[str]:
     sets = "".join(f" --set {name}={value}" for name, value in case.sets)
     lines = [f"## {case.name[0].upper()}{case.name[1:]}", "", f"{case.source}.", ""]
     lines += [f"Published `{case.published.replace('^', '**')}`, derived `{_text(result.derived)}`", ""]
-    lines += [f"from `{case.target}{sets}` ({recipe}), `--of {case.of}`; a fresh trace at {result.verified_at} is the same", ""]
-    lines += ["to the byte.", ""]
+    lines += [
+        f"from `{case.target}{sets}` ({recipe}), `--of {case.of}`; a fresh trace at {result.verified_at}",
+        "is the same to the byte.",
+        "",
+    ]
     lines += [f"{case.note}", ""] if case.note else []
     if case.replaced:
         lines += ["Written with " + ", ".join(f"`{s} = {text.replace('^', '**')}`" for s, text in case.replaced) + ".", ""]

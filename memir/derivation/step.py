@@ -10,7 +10,7 @@ from memir.ir.core import Op, Program, Repeat
 from memir.ir.size import Size
 from memir.ir.substitute import substituted
 
-ORDER = ("B", "S", "L", "h", "f", "V", "a", "k", "d", "P", "m", "E", "K", "r")
+ORDER = ("B", "S", "L", "h", "f", "V", "a", "k", "d", "P", "m", "E", "K", "r", "t")
 MEANINGS = {
     "B": "sequences in a batch",
     "S": "tokens in a sequence",
@@ -26,6 +26,7 @@ MEANINGS = {
     "E": "experts",
     "K": "experts a token",
     "r": "LoRA rank",
+    "t": "tensor-parallel degree",
 }
 GROUP = "g"  # a/k: among the program's symbols before it is shown
 

@@ -76,21 +76,25 @@ class Inventory:
         self._ranges = [live_ranges(frame.program) for frame in frames.frames]
         self._dtypes = [_dtypes(frame.program) for frame in frames.frames]
 
-    def at(self, index: int, keep: Callable[[LiveRange], bool] = lambda live: True) -> tuple[Row, ...]:
-        """The rows of what is alive while step `index` of the timeline runs (START: before the first)."""
+    def at(self, index: int, keep: Callable[[LiveRange], bool] | None = None) -> tuple[Row, ...]:
+        """The rows of what is alive while step `index` of the timeline runs (START: before the first), its workspace too.
+
+        With `keep` only some storages, and no workspace.
+        """
 
         def alive(frame: Frame, ranges: Mapping[str, LiveRange]) -> list[LiveRange]:
             position = START if index == START else frame.positions[index]
-            return [live for name in alive_at(frame.program, frame.line, position) if keep(live := ranges[name])]
+            return [live for name in alive_at(frame.program, frame.line, position) if chosen(live := ranges[name])]
 
+        chosen = keep or _everything
         columns = [
             _grouped(frame, alive(frame, ranges), dtypes)
             for frame, ranges, dtypes in zip(self.frames.frames, self._ranges, self._dtypes, strict=True)
         ]
-        if index != START:
+        if index != START and keep is None:
             for frame, column in zip(self.frames.frames, columns, strict=True):
                 op = frame.line.steps[frame.positions[index]].op
-                if op.scratch.terms and keep is _everything:
+                if op.scratch.terms:
                     key = (str(Kind.WORKSPACE), op.opcode, collapse(op.path), op.source, "")
                     column[key] = (op.scratch, Size.of(1))
         return self._rows(columns)
@@ -145,7 +149,7 @@ def _everything(live: LiveRange) -> bool:
 
 def rows_of_point(inventory: Inventory, index: int, expected: Size) -> tuple[Row, ...]:
     """The rows at a point; MemirError unless they sum to its live bytes."""
-    rows = inventory.at(index, _everything)
+    rows = inventory.at(index)
     total = sum((row.size for row in rows), start=ZERO)
     if total is not expected:
         raise MemirError(f"the tensors alive there have {total} bytes, and the formula {expected}")

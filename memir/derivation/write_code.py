@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 
 from memir.derivation.derive import Quantity
 from memir.derivation.layout import conditions
 from memir.derivation.step import MEANINGS, ORDER, Shown
-from memir.derivation.write_text import at_text, heading
+from memir.derivation.write_text import heading
 from memir.ir.size import Gen, Monomial, Size
-
-_NAMES = {"peak": "peak"}
 
 
 def to_python(shown: Shown, quantities: Sequence[Quantity], unit: str) -> str:
@@ -21,7 +20,7 @@ def to_python(shown: Shown, quantities: Sequence[Quantity], unit: str) -> str:
     lines += ['"""', ""]
     arguments = ", ".join(shown.env)
     for quantity in quantities:
-        name = quantity.name.replace(":", "_").replace(".", "_").replace("-", "_")
+        name = _identifier(quantity.name)
         lines += ["", f"def {name}({arguments}):", f'    """{_sentence(quantity.title)}.', ""]
         lines += [f"    {symbol}: {MEANINGS.get(symbol, 'a symbol')}" for symbol in shown.env]
         lines += ['    """']
@@ -34,9 +33,13 @@ def to_python(shown: Shown, quantities: Sequence[Quantity], unit: str) -> str:
     lines += ["", 'if __name__ == "__main__":']
     values = ", ".join(f"{name}={value}" for name, value in shown.env.items())
     for quantity in quantities:
-        name = quantity.name.replace(":", "_").replace(".", "_").replace("-", "_")
+        name = _identifier(quantity.name)
         lines.append(f"    print({name!r}, {name}({values}))")
     return "\n".join(lines) + "\n"
+
+
+def _identifier(name: str) -> str:
+    return re.sub(r"\W", "_", name)
 
 
 def _sentence(text: str) -> str:
@@ -87,6 +90,3 @@ def to_sympy_text(quantities: Sequence[Quantity]) -> str:
         whole = sizes[0] if len(sizes) == 1 else sympy.Max(*sizes, evaluate=False)
         lines.append(f"{quantity.name} = {sympy.srepr(whole)}")
     return "\n".join(lines) + "\n"
-
-
-__all__ = ["at_text", "python_text", "to_python", "to_sympy_text"]

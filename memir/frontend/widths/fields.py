@@ -43,6 +43,7 @@ ROLES: dict[str, tuple[str, tuple[str, ...]]] = {
     "m": ("width of an expert", ("moe_intermediate_size",)),
     "E": ("experts", ("num_local_experts", "num_experts", "n_routed_experts")),
     "K": ("experts a token", ("num_experts_per_tok", "experts_per_token")),
+    "t": ("tensor-parallel degree", ("tensor_parallel", "tensor_parallel_size", "tp_size")),
     "r": ("LoRA rank", ()),
 }
 FOLLOW = {"h": ("word_embed_proj_dim", "embedding_size")}  # fields that are another width again, where they are as large
@@ -166,7 +167,7 @@ def find_widths(config: Mapping[str, Any], recipe: Recipe) -> Widths:
         sizes["h"] = sizes["a"] * sizes["d"]
     elif "h" in value:
         atom("h", value["h"])
-    for symbol in ("f", "V", "P", "m", "E", "K"):
+    for symbol in ("f", "V", "P", "m", "E", "K", "t"):
         if symbol in value:  # grouped matmuls of experts take rows of whole 16 bytes (GroupedMMUtils.h)
             rows = {"step": 8, "low": 8} if symbol in ("f", "m") and "E" in value and value[symbol] % 8 == 0 else {}
             atom(symbol, value[symbol], **rows)
@@ -219,6 +220,7 @@ _PRIMES = {
     "r": (3, 5, 7, 11, 13),
     "E": (11, 13, 17, 19, 23),
     "K": (3, 5, 7, 2, 11),
+    "t": (3, 5, 7, 2, 11),
 }
 _MORE = (29, 37, 31, 43, 41)  # hidden size a head
 

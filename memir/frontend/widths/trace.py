@@ -27,7 +27,8 @@ from memir.frontend.trace import trace_once
 from memir.frontend.widths.align import generalized, same_structure
 from memir.frontend.widths.coefficients import Coefficients, NotGeneralError
 from memir.frontend.widths.fields import Widths, find_widths, fresh, points
-from memir.ir.core import Op, Program
+from memir.ir.core import Kind, Program
+from memir.ir.declarations import member_count
 from memir.ir.domain import Condition
 from memir.ir.size import Size
 from memir.recipe import Recipe
@@ -324,14 +325,8 @@ class _Flat:
 
 def parameter_bytes(program: Program, env: Mapping[str, int]) -> int:
     """The bytes of all parameters at a point."""
-    from memir.ir.core import Kind
-    from memir.ir.declarations import member_count
-
     return sum(
         (storage.nbytes * member_count(storage.name)).evaluate(env)
         for storage in program.storages
         if storage.kind == Kind.PARAMETER
     )
-
-
-__all__ = ["Op", "Wide", "trace_wide"]
