@@ -4,8 +4,8 @@ arXiv 2205.05198, section 4), operator by operator, in plain PyTorch.
     memir formula benchmarks/published_formulas/megatron.py --dtype f16 --of layer
 
 `tensor_parallel` above 1 adds sequence parallelism (section 4.2.2): the batch is one rank's share of the tokens, S/t of them,
-which are gathered before each pair of linear layers and scattered after it. What a collective moves comes from this rank's own share:
-the sizes are those of a real one, the values are not.
+which are gathered before each pair of linear layers and scattered after it. What a collective moves comes from this rank's own
+share: the sizes are those of a real one, the values are not.
 
 With numbers for one of t tensor-parallel ranks: num_attention_heads and intermediate_size are a/t and 4h/t, the rest is whole
 (section 4.2.1: f copies, and its conjugate adds in place, so neither keeps anything).
