@@ -12,6 +12,8 @@ from benchmarks.formulas.table import markdown as formulas_page
 from benchmarks.formulas.table import read
 from benchmarks.published_formulas.cases import CASES, MEGATRON, Case
 from benchmarks.published_formulas.derive import derive
+from memir.derivation.step import ORDER
+from memir.derivation.write_text import origins
 from memir.ir.sizetext import parse_size
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -40,10 +42,14 @@ def test_the_table_has_every_case_and_no_difference_without_an_account() -> None
 def test_the_activations_of_a_layer_are_korthikantis(case: Case) -> None:
     result = derive(case)
     assert result.is_accounted_for
-    made = {term.size.text(): {part.row.origin: part.coefficient for part in term.parts} for term in result.terms}
-    assert made["5*B*S^2*a"] == {"core.dropout: native_dropout": 3, "core: _softmax": 2}  # the output twice, a mask of bytes
-    assert sum(made["18*B*S*h"].values()) == 18
-    assert sum(made["4*B*S*f"].values()) == 4  # 16 h of 34: the two linear layers' inputs and the GeLU's
+    made = {term.size.text(ORDER): origins(term) for term in result.terms}
+    assert made["5*B*S^2*a"] == [
+        "3 core.dropout: native_dropout",
+        "2 core: _softmax",
+    ]  # an output and a mask of bytes, an output
+    assert made["4*B*S*f"] == ["2 layers.*: gelu", "2 up: addmm"]  # 16 h of the 34, f being 4 h
+    assert "6 qkv: addmm" in made["18*B*S*h"]
+    assert sum(int(origin.split()[0]) for origin in made["18*B*S*h"]) == 18
 
 
 def test_formulas_are_equal_to_fresh_traces_at_every_committed_point() -> None:
