@@ -131,7 +131,8 @@ class Derivation:
             last = self._last("forward")
             rows = inventory.after(last, _is_kept)
             if name == "layer":
-                note = "" if frames.step < 2 else f"a unit of {frames.step} layers that repeats"
+                step = frames.axes[0][2] if frames.axes else 1
+                note = "" if step < 2 else f"a unit of {step} layers that repeats"
                 if not frames.symbol:
                     raise InconclusiveError("--of layer: the layers were not folded, so none stands for the others")
                 rows = inventory.each_more(last, _is_kept)

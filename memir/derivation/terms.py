@@ -108,7 +108,7 @@ class Inventory:
         columns = self._after(index, keep)
         if len(columns) == 1:
             return self._rows(columns)
-        low, high = columns
+        low, high = columns[:2]
         zero = (ZERO, ZERO)
         rows = []
         for key in dict.fromkeys([*low, *high]):
@@ -134,13 +134,12 @@ class Inventory:
         return _sorted(row for row in rows if row.size.terms)
 
     def _extended(self, sizes: Sequence[Size]) -> Size:
-        """A size at any number of repetitions from those at two."""
-        if len(sizes) == 1:
-            return sizes[0]
-        more = Size.of(self.frames.symbol) - self.frames.low
-        if self.frames.step > 1:
-            more = floor_div(more, self.frames.step)
-        return sizes[0] + more * (sizes[1] - sizes[0])
+        """A size at any number of repetitions from those in each frame."""
+        total = sizes[0]
+        for (symbol, low, step), size in zip(self.frames.axes, sizes[1:], strict=True):
+            more = Size.of(symbol) - low
+            total = total + (floor_div(more, step) if step > 1 else more) * (size - sizes[0])
+        return total
 
 
 def _everything(live: LiveRange) -> bool:
