@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from contextlib import nullcontext
 from dataclasses import dataclass, fields, replace
 from typing import TYPE_CHECKING, overload
@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from memir.analysis.peak import Peak
     from memir.cache.record import Record
     from memir.cuda.verdict import Verdict
+    from memir.derivation.step import WideStep
     from memir.frontend.loaded import LoadedModel
     from memir.frontend.trace import Traced
     from memir.ir.core import Program
@@ -109,6 +110,71 @@ def program_of(
     if lookup and {field.name for field in fields(traced)} <= _KEPT:
         lookup.keep(record, point)
     return _traced_program(loaded.target, record, point)
+
+
+def wide_step(
+    target: str | nn.Module,
+    recipe: Recipe | None = None,
+    *,
+    batch: int | None = None,
+    seq: int | None = None,
+    sets: Mapping[str, object] | None = None,
+    inputs: str | None = None,
+    trust_remote_code: bool = False,
+    symbols: Collection[str] | None = None,
+    seed: int = 0,
+    progress: Progress = lambda _: None,
+) -> WideStep:
+    """The step over the widths of its model too (`memir formula`): traced at several, generalized, verified at random ones.
+
+    Arguments are those of `program_of`; B and S are where it is traced, at least 2 each; `symbols` are the widths that do not
+    become numbers (None: all), `seed` chooses the widths of the verification. The errors are those of `trace`, and
+    InconclusiveError where the fresh trace is another program.
+    """
+    recipe = recipe or Recipe()
+    _check_positive(batch, seq)
+    texts = {name: str(value) for name, value in (sets or {}).items()}
+    progress("importing PyTorch")
+    from memir.derivation.step import WideStep
+    from memir.frontend.attention import attention_of
+    from memir.frontend.load import load_target
+    from memir.frontend.quiet import quiet
+    from memir.frontend.widths.trace import trace_wide
+
+    def load_at(further: Mapping[str, str], recipe: Recipe) -> LoadedModel:
+        """The model with further options."""
+        both = {**texts, **further}
+        return load_target(target, recipe=recipe, sets=both, inputs=inputs, trust_remote_code=trust_remote_code, seq=seq)
+
+    progress(f"loading {target if isinstance(target, str) else type(target).__name__}")
+    with quiet(), attention_of(recipe):
+        loaded = load_at({}, recipe)
+        if seq is None:  # well within a table of positions: its last length runs other operators
+            seq = min(DEFAULT_SEQ, (loaded.max_seq or 2 * DEFAULT_SEQ) // 2)
+        wide = trace_wide(load_at, loaded, recipe, max(2, batch or 2), max(2, seq), seed, progress, symbols)
+    return WideStep(
+        program=wide.program,
+        symbols=wide.widths.symbols,
+        fields=(*wide.widths.fields, *((name, "L") for name in _depth_fields(loaded))),
+        env=wide.env,
+        name=loaded.target,
+        source=loaded.source,
+        num_parameters=wide.num_parameters,
+        recipe=tuple((field.name, getattr(recipe, field.name)) for field in fields(recipe)),
+        versions=versions(),
+        numbers=wide.numbers,
+        assumptions=wide.assumptions,
+        traced_at=wide.traced_at,
+        verified_at=wide.verified_at,
+    )
+
+
+def _depth_fields(loaded: LoadedModel) -> list[str]:
+    """The field of the configuration that says how many layers there are."""
+    from memir.frontend.depth import DEPTH_NAME
+
+    names = [name for name, value in loaded.config.items() if type(value) is int and DEPTH_NAME.match(name)]
+    return [name for name in names if loaded.config[name] == len(loaded.layers)][:1]
 
 
 @overload
@@ -270,16 +336,8 @@ _KEPT |= {"fx_graph", "symbols"}
 
 
 def _record(loaded: LoadedModel, traced: Traced) -> Record:
-    import importlib.metadata  # it takes a while
-
     from memir.cache.record import Record
 
-    versions = []
-    for name in VERSIONED:
-        try:
-            versions.append((name, importlib.metadata.version(name)))
-        except importlib.metadata.PackageNotFoundError:  # memir run from a folder that was not installed
-            continue
     return Record(
         program=traced.program,
         general=traced.general,
@@ -293,8 +351,21 @@ def _record(loaded: LoadedModel, traced: Traced) -> Record:
         source=loaded.source,
         num_layers=len(loaded.layers) or None,
         max_seq=loaded.max_seq,
-        versions=tuple(versions),
+        versions=versions(),
     )
+
+
+def versions() -> tuple[tuple[str, str], ...]:
+    """The installed versions of what the numbers depend on."""
+    import importlib.metadata  # it takes a while
+
+    found = []
+    for name in VERSIONED:
+        try:
+            found.append((name, importlib.metadata.version(name)))
+        except importlib.metadata.PackageNotFoundError:  # memir run from a folder that was not installed
+            continue
+    return tuple(found)
 
 
 def _traced_program(target: str, record: Record, point: dict[str, int]) -> TracedProgram:

@@ -25,6 +25,7 @@ COMMANDS = {
     "cache": "Say what is kept of traced steps, or remove it.",
     "compare": "Compare the predicted step with a recorded CUDA memory snapshot.",
     "export": "Write the predicted step as a CUDA memory snapshot.",
+    "formula": "The memory of a model as mathematics over batch, sequence, depth and widths.",
     "gpus": "List the known GPUs: memory as the driver reports it, FLOP/s, bandwidths.",
     "graph": "Print the operators of a training step as PyTorch ran them (torch.fx).",
     "ir": "Print a training step's memory program.",

@@ -19,7 +19,7 @@ from memir.frontend.layout import Layout
 from memir.frontend.loaded import LoadedModel
 
 MAX_PERIOD = 12  # layers in a unit; published hybrids have up to 8
-_DEPTH_NAME = re.compile(r"^_?(n|num|number_of|nr)?_?(hidden_|decoder_)?(layers?|blocks?|depth|L)$", re.IGNORECASE)
+DEPTH_NAME = re.compile(r"^_?(n|num|number_of|nr)?_?(hidden_|decoder_)?(layers?|blocks?|depth|L)$", re.IGNORECASE)
 
 
 def find_layout(loaded: LoadedModel, least: int) -> Layout | None:
@@ -161,7 +161,7 @@ def _cut_attributes(owner: Any, kept: list[int], total: int, configs: dict[int, 
 
 
 def _changed(name: str, value: Any, kept: list[int], total: int, configs: dict[int, Any]) -> Any:
-    if type(value) is int and value == total and _DEPTH_NAME.match(name):
+    if type(value) is int and value == total and DEPTH_NAME.match(name):
         return len(kept)
     if type(value) in (list, tuple) and len(value) == total and not isinstance(value, nn.Module):
         return type(value)(value[k] for k in kept)

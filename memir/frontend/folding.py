@@ -54,7 +54,7 @@ def trace_folded(once: TraceOnce, load: Load, recipe: Recipe, batch: int, seq: i
         if few == 1 and recipe.lora is not None:  # the first layer's input needs no gradient: it stands for no other
             continue
         try:
-            return _Folding(once, load, recipe, batch, seq, progress, layout, peel, few).run(loaded)
+            return Folding(once, load, recipe, batch, seq, progress, layout, peel, few).run(loaded)
         except FoldError as error:
             problem, loaded = problem or error, None  # its parameters were counted, which may have changed it
     if problem is not None:
@@ -62,7 +62,9 @@ def trace_folded(once: TraceOnce, load: Load, recipe: Recipe, batch: int, seq: i
     return None
 
 
-class _Folding:
+class Folding:
+    """The folded step of one layout: how many layers are traced with numbers (`enough`) and with symbols (`few`)."""
+
     def __init__(
         self,
         once: TraceOnce,

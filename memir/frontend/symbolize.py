@@ -9,12 +9,13 @@ number that was seen where B and S have the asked values.
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from memir.frontend.families import OVER_LISTS, FoldError, layers_of
 from memir.frontend.layout import Layout
 from memir.ir.core import Op, Program, Storage, Value
+from memir.ir.dtypes import ITEMSIZE
 from memir.ir.size import Size
 
 
@@ -124,6 +125,7 @@ class _Symbolizer:
             if storage.live_in:
                 self.nbytes[storage.name] = self._resident(storage)
         values = tuple(self._declared(value) for value in program.values)
+        self.values.update({value.name: value for value in values})
         for ours, *theirs in zip(self.concrete.phases, *(other.phases for other in self.symbolic), strict=True):
             self._phase(ours, theirs)
         phases = tuple(
@@ -235,6 +237,10 @@ class _Symbolizer:
                         nbytes.setdefault(value.storage, number)
                     else:
                         raise FoldError("a size changes with the number of layers", where=where)
+            elif op.opcode.startswith(OVER_LISTS) and not all(_is_number(r) for r in other.results):
+                for value, typed, size in self._like_operands(op, values):
+                    values[value.name] = typed
+                    nbytes.setdefault(value.storage, self.nbytes.get(value.storage, size))
             elif outside and all(_is_number(r) for r in other.results):
                 for value in op.results:  # one result for each parameter, or the like
                     values[value.name] = value
@@ -249,6 +255,23 @@ class _Symbolizer:
         self.values.update(values)
         self.scratch.update(scratch)
         self.deep |= deep
+
+    def _like_operands(self, op: Op, made: Mapping[str, Value]) -> Iterator[tuple[Value, Value, Size]]:
+        """Each result of an operator over lists, with its operand's sizes (over widths, where those are symbols) and its bytes.
+
+        The k-th result has the k-th operand's shape (ATen/native/ForeachOpsKernels.cpp), or is a number (a norm).
+        """
+        for value, operand in zip(op.results, op.operands, strict=False):
+            like, number = made.get(operand, self.values.get(operand)), self.concrete.storages[value.storage].nbytes
+            if value.shape:
+                size = Size.of(ITEMSIZE[value.dtype])
+                for extent in like.shape if like is not None else ():
+                    size = size * extent
+                if like is None or len(like.shape) != len(value.shape) or not self._is(size, number):
+                    raise FoldError("the tensors of a list change with the number of layers", where=f"{op.opcode} {op.source}")
+                yield value, replace(value, shape=like.shape, strides=like.strides, offset=like.offset), size
+            else:
+                yield value, value, number
 
     def _lifetimes(self, op: Op, other: Op, step: _Step, inside: bool) -> None:
         """FoldError unless both free and save the same bytes; outside of the layers, those that no layer has a part of."""

@@ -1,0 +1,135 @@
+"""A step over widths as plain data, and which of its symbols are shown."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+
+from memir.errors import UsageError
+from memir.ir.core import Op, Program, Repeat
+from memir.ir.size import Size
+from memir.ir.substitute import substituted
+
+ORDER = ("B", "S", "L", "h", "f", "V", "a", "k", "d", "P", "m", "E", "K", "r", "t")
+MEANINGS = {
+    "B": "sequences in a batch",
+    "S": "tokens in a sequence",
+    "L": "decoder layers",
+    "h": "hidden size",
+    "f": "feed-forward width",
+    "V": "vocabulary",
+    "a": "attention heads",
+    "k": "key-value heads",
+    "d": "head size",
+    "P": "positions in tables",
+    "m": "width of an expert",
+    "E": "experts",
+    "K": "experts a token",
+    "r": "LoRA rank",
+    "t": "tensor-parallel degree",
+}
+GROUP = "g"  # a/k: among the program's symbols before it is shown
+
+
+@dataclass(frozen=True, slots=True)
+class WideStep:
+    """A traced step over B, S, L and its widths. The program is over atoms: independent widths, whose products symbols are."""
+
+    program: Program
+    symbols: tuple[tuple[str, Size], ...]  # symbol -> size over atoms: h -> a*d where the code ties them
+    fields: tuple[tuple[str, str], ...]  # field of the configuration -> symbol; the recipe's LoRA rank has none
+    env: dict[str, int]  # the target's value of each of the program's dims
+    name: str  # as the user typed it, or the class
+    source: str
+    num_parameters: int
+    recipe: tuple[tuple[str, object], ...]
+    versions: tuple[tuple[str, str], ...]
+    numbers: tuple[str, ...]  # widths that stayed numbers, each with the reason
+    assumptions: tuple[str, ...]
+    traced_at: tuple[dict[str, int], ...]
+    verified_at: tuple[dict[str, int], ...]
+
+    def widths(self) -> dict[str, int]:
+        """The target's value of each width's symbol."""
+        return {symbol: size.evaluate(self.env) for symbol, size in self.symbols}
+
+    def available(self) -> tuple[str, ...]:
+        """The symbols that can be shown, in the order of ORDER."""
+        known = {"B", "S", *(symbol for symbol, size in self.symbols if not size.is_constant)} | set(self.program.dims)
+        return tuple(symbol for symbol in ORDER if symbol in known)
+
+
+@dataclass(frozen=True, slots=True)
+class Shown:
+    """The program over the symbols that are shown; `env` has the target's value of each, `fixed` of the others."""
+
+    step: WideStep
+    program: Program
+    env: dict[str, int]
+    fixed: dict[str, int]
+    ties: tuple[tuple[str, str], ...]  # what was written for a symbol that is not shown: ("d", "h/a")
+
+    @property
+    def hidden(self) -> dict[str, int]:
+        """The depth where it is not shown: it stays a symbol of the program, whose layers repeat."""
+        return {name: value for name, value in self.fixed.items() if name in self.program.dims}
+
+    @property
+    def widths(self) -> dict[str, int]:
+        """The values of all symbols of the program but B and S."""
+        return {name: value for name, value in (self.env | self.hidden).items() if name not in ("B", "S")}
+
+
+def shown(step: WideStep, wanted: Sequence[str] | None = None) -> Shown:
+    """The step over the `wanted` symbols, the others being the target's numbers; None: all that the sizes have.
+
+    The head size is written h/a where the model has as much hidden size as heads have together, unless d is asked for.
+    UsageError: a symbol that the step does not have, or a size that would not be whole.
+    """
+    available = step.available()
+    for symbol in wanted or ():
+        if symbol not in available:
+            reason = next((text for text in step.numbers if text.startswith(f"{symbol} = ")), "")
+            what = f"{symbol} stayed a number: {reason}" if reason else f"the step has no symbol {symbol}"
+            raise UsageError(f"--symbols: {what}", hint=f"it has: {','.join(available)}")
+    values = {**step.env, **step.widths()}
+    replaced: dict[str, Size | int] = {}
+    ties: list[tuple[str, str]] = []
+    extra: list[str] = []
+    atoms = set(step.program.dims)
+    if GROUP in atoms:
+        replaced[GROUP] = Size.of("a") * Size.of("k") ** -1
+        extra.append("k divides a")
+    tied = {"h", "a", "d"} <= values.keys() and values["h"] == values["a"] * values["d"]
+    forced = tied and "d" in atoms and "h" not in atoms
+    if "d" in atoms and tied and (("d" not in wanted) if wanted is not None and not forced else forced_shows_h(wanted)):
+        replaced["d"] = Size.of("h") * Size.of("a") ** -1
+        ties.append(("d", "h/a"))
+        extra.append("a divides h")
+    dims = tuple(s for s in ORDER if s in available and s not in replaced and (s in atoms or _made(s, replaced)))
+    program = substituted(step.program, replaced, dims)
+    program = replace(program, domain=tuple(dict.fromkeys((*program.domain, *extra))))
+    used = {symbol for storage in program.storages for symbol in storage.nbytes.symbols()} | {"B", "S"}
+    used |= {symbol for size in _workspaces(program) for symbol in size.symbols()} | ({"L"} & set(dims))
+    keep = [s for s in dims if (s in wanted if wanted is not None else s in used)]
+    fixed = {s: values[s] for s in dims if s not in keep}
+    bound = {s: value for s, value in fixed.items() if s != "L"}
+    program = substituted(program, bound, [s for s in dims if s not in bound])
+    return Shown(step, program, {s: values[s] for s in keep}, fixed, tuple(ties))
+
+
+def forced_shows_h(wanted: Sequence[str] | None) -> bool:
+    """Whether h/a is written for d where h is not independent: unless d alone is asked for."""
+    return wanted is None or "h" in wanted or "d" not in wanted
+
+
+def _made(symbol: str, replaced: dict[str, Size | int]) -> bool:
+    return any(isinstance(size, Size) and symbol in size.symbols() for size in replaced.values())
+
+
+def _workspaces(program: Program) -> Iterator[Size]:
+    for phase in program.phases:
+        for op in phase.ops:
+            for inner in op.body if isinstance(op, Repeat) else (op,):
+                if isinstance(inner, Op):
+                    yield inner.scratch

@@ -1,0 +1,172 @@
+"""A quantity as LaTeX that compiles as it is (amsmath), and as Markdown for a README."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from memir.derivation.derive import Part, Quantity
+from memir.derivation.layout import Style, conditions, plain_style, product_text, products, size_text
+from memir.derivation.step import MEANINGS, Shown
+from memir.derivation.write_text import heading, origins, place_text
+from memir.ir.size import Gen, Size
+
+PER_LINE = 4  # summands on a line
+
+
+def latex_style() -> Style:
+    """`(24 L + 10)\\, B S h`, `\\left\\lceil \\frac{S}{128} \\right\\rceil`."""
+
+    def power(text: str, exponent: int) -> str:
+        return text if exponent == 1 else f"{text}^{{{exponent}}}"
+
+    def over(top: str, bottom: str) -> str:
+        return rf"\frac{{{top}}}{{{bottom}}}"
+
+    return Style(r"\, ", power, _gen, over)
+
+
+def _gen(gen: Gen) -> str:
+    a, b = (_inline(size) for size in (gen.a, gen.b))
+    if gen.op in ("max", "min"):
+        return rf"\{gen.op}\left({a}, {b}\right)"
+    sides = (r"\lceil", r"\rceil") if gen.op == "ceil" else (r"\lfloor", r"\rfloor")
+    return rf"\left{sides[0]} \frac{{{a}}}{{{b}}} \right{sides[1]}"
+
+
+def _inline(size: Size) -> str:
+    style = latex_style()
+    env = dict.fromkeys(size.symbols(), 1)
+    return size_text(size, env, style)
+
+
+def to_latex(shown: Shown, quantities: Sequence[Quantity], unit: str, standalone: bool) -> str:
+    """Equations, a legend of symbols, assumptions, where it is valid, versions."""
+    lines: list[str] = []
+    for quantity in quantities:
+        lines += _equations(shown, quantity, unit)
+    lines += _legend(shown, quantities[0])
+    body = "\n".join(lines) + "\n"
+    if not standalone:
+        return f"% {_comment(heading(shown))}\n% needs \\usepackage{{amsmath}}\n{body}"
+    title = escaped(f"Memory of {shown.step.name}")
+    return (
+        "\\documentclass{article}\n\\usepackage{amsmath}\n\\usepackage[margin=2cm]{geometry}\n\\allowdisplaybreaks\n"
+        f"\\title{{{title}}}\n\\date{{}}\n\\begin{{document}}\n\\maketitle\n\\noindent {escaped(heading(shown))}\n\n"
+        f"{body}\\end{{document}}\n"
+    )
+
+
+def _comment(text: str) -> str:
+    return text.replace("\n", " ")
+
+
+def escaped(text: str) -> str:
+    """Text for LaTeX."""
+    table = {
+        "\\": r"\textbackslash{}",
+        "~": r"\textasciitilde{}",
+        "^": r"\textasciicircum{}",
+        "<": r"$<$",
+        ">": r"$>$",
+        "*": r"$*$",
+    }
+    return "".join(table.get(c, "\\" + c if c in "&%$#_{}" else c) for c in text)
+
+
+def symbol_of(quantity: Quantity) -> str:
+    r"""`M_{\mathrm{peak}}`."""
+    return rf"M_{{\text{{{escaped(quantity.name.removeprefix('phase:'))}}}}}"
+
+
+def _equations(shown: Shown, quantity: Quantity, unit: str) -> list[str]:
+    name = symbol_of(quantity)
+    several = len(quantity.parts) > 1
+    lines = [f"\\paragraph{{{escaped(quantity.name)}}} {escaped(quantity.title[:1].upper() + quantity.title[1:])}, in {unit}:"]
+    lines += [f"({escaped(quantity.note)})"] if quantity.note else []
+    lines.append(r"\begin{align*}")
+    if several:
+        names = ", ".join(f"M_{{{number}}}" for number in range(1, len(quantity.parts) + 1))
+        lines.append(rf"{name} &= \max\left({names}\right) \\")
+    for number, part in enumerate(quantity.parts, 1):
+        left = f"M_{{{number}}}" if several else name
+        lines += _aligned(left, part.size, shown, last=number == len(quantity.parts))
+    lines.append(r"\end{align*}")
+    if quantity.parts[0].place is not None:
+        lines.append(r"\begin{itemize}")
+        for number, part in enumerate(quantity.parts, 1):
+            label = f"$M_{{{number}}}$" if several else f"${name}$"
+            when = f", the largest where {escaped(part.words)}" if several and part.words else ""
+            lines.append(rf"\item {label}: {escaped(place_text(part))}{when}.")
+        lines.append(r"\end{itemize}")
+    return lines
+
+
+def _aligned(left: str, size: Size, shown: Shown, *, last: bool) -> list[str]:
+    style = latex_style()
+    parts = [product_text(product, style) for product in products(size, shown.env)]
+    lines = []
+    for start in range(0, len(parts), PER_LINE):
+        chunk = parts[start : start + PER_LINE]
+        text = " ".join(f"{sign} {term}" for sign, term in chunk)
+        if not start:
+            text = text.removeprefix("+ ")
+        end = "" if last and start + PER_LINE >= len(parts) else r" \\"
+        head = r"&\quad " if start else f"{left} &= "
+        lines.append(head + text + end)
+    return lines
+
+
+def _legend(shown: Shown, quantity: Quantity) -> list[str]:
+    lines = ["\\noindent where", r"\begin{itemize}"]
+    for name, value in shown.env.items():
+        lines.append(rf"\item ${name}$: {escaped(MEANINGS.get(name, ''))} ({value})")
+    lines += [rf"\item {_math(f'{symbol} = {text}')}: {escaped(MEANINGS.get(symbol, ''))}" for symbol, text in shown.ties]
+    lines.append(r"\end{itemize}")
+    valid = ", ".join(_math(text) for text in conditions(quantity.domain))
+    lines.append(rf"\noindent Valid for {valid}.")
+    several = len(quantity.parts) > 1
+    if several:
+        lines.append("The maximum is over every point that is the largest for some B and S at the widths in parentheses.")
+    lines += [rf"{escaped(text[:1].upper() + text[1:])} stays a number." for text in shown.step.numbers]
+    lines += [rf"{escaped('Assumed: ' + text)}." for text in shown.step.assumptions]
+    names = ", ".join(f"{name} {version}" for name, version in shown.step.versions)
+    lines.append(rf"{escaped('Derived from the code with ' + names)}.")
+    return lines
+
+
+def _math(text: str) -> str:
+    for sign, word in ((" divides ", r" \mid "), (" <= ", r" \le "), (" >= ", r" \ge "), (" == ", " = "), (" % ", r" \bmod ")):
+        text = text.replace(sign, word)
+    return "$" + text.replace("*", r"\,") + "$"
+
+
+def to_markdown(shown: Shown, quantities: Sequence[Quantity], unit: str) -> str:
+    """Sections with formulas in code and a table of terms each."""
+    style = plain_style()
+    lines = [f"**{heading(shown)}**", ""]
+    for quantity in quantities:
+        value = f"{quantity.value:,}"
+        lines += [f"`{quantity.name}`: {quantity.title}, in {unit} ({value} at the model's own size)", ""]
+        several = len(quantity.parts) > 1
+        if several:
+            lines += ["The largest of:", ""]
+        for part in quantity.parts:
+            lines += ["```", size_text(part.size, shown.env, style), "```", ""]
+            where = place_text(part)
+            when = f"; where {part.words}" if several and part.words else ""
+            lines += [f"{where}{when}", ""] if where else []
+            lines += [*_table(part, shown), ""]
+    lines += ["| symbol | meaning | here |", "|---|---|---:|"]
+    lines += [f"| {name} | {MEANINGS.get(name, '')} | {value:,} |" for name, value in shown.env.items()]
+    lines += [f"| {symbol} | {MEANINGS.get(symbol, '')} | {text} |" for symbol, text in shown.ties]
+    lines += ["", "Valid for " + ", ".join(f"`{text}`" for text in conditions(quantities[0].domain)) + "."]
+    return "\n".join(lines) + "\n"
+
+
+def _table(part: Part, shown: Shown) -> list[str]:
+    style = plain_style()
+    lines = ["| term | made of |", "|---|---|"]
+    for term in part.terms:
+        made = "<br>".join(origins(term)[:8]) + (f"<br>{len(origins(term)) - 8} more" if len(origins(term)) > 8 else "")
+        lines.append(f"| `{size_text(term.size, shown.env, style)}` | {made.replace('*', chr(92) + '*')} |")
+    return lines
