@@ -59,7 +59,6 @@ def _choice(name: str, help_text: str) -> Decorator:
 
 
 _OPTIONS: tuple[Decorator, ...] = (
-    click.argument("model", metavar="TARGET"),
     click.option("-b", "--batch", type=int, help="Sequences in a batch, B.  [default: 1]"),
     click.option("-s", "--seq", type=int, help="Tokens in a sequence, S.  [default: 2048, or the model's limit if smaller]"),
     click.option(
@@ -111,11 +110,16 @@ _OPTIONS: tuple[Decorator, ...] = (
 
 def step_options(command: Callable[..., Any]) -> Callable[..., Any]:
     """TARGET and the options of a step; the command gets them as one argument, `request`."""
+    return click.argument("model", metavar="TARGET")(recipe_options(command))
+
+
+def recipe_options(command: Callable[..., Any]) -> Callable[..., Any]:
+    """`step_options` without the argument TARGET; a command that has none of the kind gets a request for ""."""
 
     @functools.wraps(command)
     def wrapper(
         *,
-        model: str,
+        model: str | None = None,
         batch: int | None,
         seq: int | None,
         sets: tuple[str, ...],
@@ -135,7 +139,7 @@ def step_options(command: Callable[..., Any]) -> Callable[..., Any]:
             dropout=dropout == "on",
             **{name.removeprefix("recipe_"): others.pop(name) for name in names},
         )
-        request = Request(model, recipe, batch, seq, parse_sets(sets), inputs, trust_remote_code, cache, fold)
+        request = Request(model or "", recipe, batch, seq, parse_sets(sets), inputs, trust_remote_code, cache, fold)
         return command(request=request, **others)
 
     for option in reversed(_OPTIONS):
