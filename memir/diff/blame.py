@@ -12,7 +12,8 @@ weighted by how they are tied to it:
 | a line that reads the variable that the making line gives a value | 15 |
 | the same function, class, file | 8, 4, 2 |
 
-Weights only order the stretches; no byte depends on them.
+A stretch that only renames or moves (`memir.diff.lines`) has a fiftieth of it. Weights only order the stretches; no byte
+depends on them.
 """
 
 from __future__ import annotations
@@ -26,6 +27,7 @@ from memir.diff.lines import Hunk, Source, Sources, split
 OWN, KEEPER, NAMED, PASSED, READER = 100.0, 60.0, 30.0, 20.0, 15.0
 NEAR = (8.0, 4.0, 2.0)  # the same function, class, file
 INSERTED = 0.1  # of everything: an operator that only one program has stands there
+NEUTRAL = 0.02  # how much of a tie is left where a stretch only renames or moves
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,7 +60,7 @@ def blame(changes: Sequence[Change], delta: int, sources: Sources, inserted: Ite
     best: dict[Hunk, tuple[float, _Tie]] = {}
     shares: dict[Hunk, int] = dict.fromkeys(sources.hunks, 0)
     for change in wanted:
-        ties = {hunk: _tie(change, hunk, sources) for hunk in sources.hunks}
+        ties = {hunk: _neutral(_tie(change, hunk, sources), hunk) for hunk in sources.hunks}
         for hunk, tie in ties.items():
             gain = tie.weight * abs(change.nbytes) / total
             scores[hunk] = scores.get(hunk, 0) + gain
@@ -70,7 +72,7 @@ def blame(changes: Sequence[Change], delta: int, sources: Sources, inserted: Ite
     found = []
     for hunk in sources.hunks:
         stands = any(file in (hunk.file, hunk.base_file) and _has(hunk, file, line) for file, line in lines)
-        score = scores.get(hunk, 0) + (INSERTED * OWN if stands else 0)
+        score = scores.get(hunk, 0) + (INSERTED * OWN if stands and not hunk.neutral else 0)
         tie = best[hunk][1] if hunk in best else _Tie(0, 0, in_base=False)
         found.append((score, _blame(hunk, tie, score, shares[hunk], sources)))
     whole = sum(score for score, _ in found) or 1
@@ -78,6 +80,10 @@ def blame(changes: Sequence[Change], delta: int, sources: Sources, inserted: Ite
     return tuple(
         Blame(b.file, b.line, b.base_line, b.text, score / whole, b.nbytes) for score, b in found if score > 0 or not wanted
     )
+
+
+def _neutral(tie: _Tie, hunk: Hunk) -> _Tie:
+    return _Tie(tie.weight * NEUTRAL, tie.line, tie.in_base) if hunk.neutral else tie
 
 
 def _has(hunk: Hunk, file: str, line: int) -> bool:
@@ -119,11 +125,13 @@ def _tie(change: Change, hunk: Hunk, sources: Sources) -> _Tie:
         ours = source if base_side == in_base else None
         if line := _defines(change, made, source, stretch, text):
             found.append(_Tie(NAMED, line, base_side))
+        if not change.op and (line := min((n for n in stretch if "*" in text.stores.get(n, ())), default=0)):
+            found.append(_Tie(READER, line, base_side))
         if line := _reads(made, source, stretch, text):
             found.append(_Tie(READER, line, base_side))
         if ours is not None and made:
             found.append(_near(made.start, stretch, text, base_side))
-    if made is None and change.source and split(change.source)[0] == file:
+    if made is None and (not change.source or split(change.source)[0] == file):
         found.append(_Tie(NEAR[2], 0, in_base))
     return max(found, key=lambda tie: tie.weight)
 
@@ -143,9 +151,7 @@ def _defines(change: Change, made: range | None, source: Source, lines: range, t
     """The first of some lines that gives a value to the module's name, or to a name that its constructor or the making line
     reads; 0 if none does."""
     words = [word for word in change.module.replace("*", "").split(".") if word]
-    if change.op == "" or not words:  # a parameter's name ends in `weight`
-        words = words[:-1][-1:] or words
-    names = set(words[-1:])
+    names = set(words[-1:] if change.op else words[-2:])  # a parameter's name ends in `weight`, or in its own
     strong = {line for line in lines if names & text.stores.get(line, frozenset())}
     if strong:
         return min(strong)

@@ -9,8 +9,9 @@ import ast
 import difflib
 import io
 import tokenize
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 
 
 @dataclass(frozen=True, slots=True)
@@ -21,6 +22,8 @@ class Hunk:
     file: str  # the head's; the base's where the head has none
     before: range
     after: range
+
+    neutral: bool = False  # it only renames or moves: the same attributes, calls, operators and constants stand there
 
     @property
     def line(self) -> int:
@@ -40,6 +43,7 @@ class Source:
     )  # line -> the lines of the simple statement that it is part of
     stores: Mapping[int, frozenset[str]] = field(default_factory=dict)  # line -> names that it gives a value, attributes too
     loads: Mapping[int, frozenset[str]] = field(default_factory=dict)  # line -> names and attributes that it reads
+    contents: Mapping[int, tuple[str, ...]] = field(default_factory=dict)  # line -> what it does, without variables' names
 
     @staticmethod
     def read(text: str) -> Source:
@@ -52,7 +56,9 @@ class Source:
             return Source(lines, frozenset(n for n, line in enumerate(lines, 1) if line.strip()))
         found: list[tuple[int, int, str]] = []
         _functions(tree, "", found)
-        return Source(lines, frozenset(code - _docstrings(tree)), tuple(found), _statements(tree), *_names(tree))
+        return Source(
+            lines, frozenset(code - _docstrings(tree)), tuple(found), _statements(tree), *_names(tree), _contents(tree)
+        )
 
     def statement(self, line: int) -> range:
         """The lines of the simple statement that a line is part of; the line itself where there is none."""
@@ -92,6 +98,9 @@ def _functions(node: ast.AST, prefix: str, found: list[tuple[int, int, str]]) ->
             _functions(child, prefix, found)
 
 
+_REGISTERS = ("register_buffer", "register_parameter", "add_module", "register_module")  # of torch.nn.Module
+
+
 def _statements(tree: ast.AST) -> dict[int, range]:
     """Of the lines of simple statements, and of the headers of compound ones."""
     found: dict[int, range] = {}
@@ -117,6 +126,9 @@ def _names(tree: ast.AST) -> tuple[dict[int, frozenset[str]], dict[int, frozense
             (loads if isinstance(node.ctx, ast.Load) else stores).setdefault(line, set()).add(node.attr)
         elif isinstance(node, ast.arg | ast.keyword) and node.arg:
             stores.setdefault(node.lineno, set()).add(node.arg)
+        elif isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute) and node.func.attr in _REGISTERS:
+            given = next((a.value for a in node.args[:1] if isinstance(a, ast.Constant)), "*")  # "*": a name that is computed
+            stores.setdefault(node.lineno, set()).add(str(given))
     return {n: frozenset(names) for n, names in stores.items()}, {n: frozenset(names) for n, names in loads.items()}
 
 
@@ -172,7 +184,64 @@ def compare_sources(pairs: Iterable[tuple[str, str | None, str, str | None]]) ->
             before, after = range(i + 1, j + 1), range(k + 1, m + 1)
             if old.is_code.intersection(before) or new.is_code.intersection(after):
                 hunks.append(Hunk(base_file, file, before, after))
-    return Sources(base, head, names, tuple(hunks), moved)
+    return Sources(base, head, names, tuple(_judged(hunks, base, head)), moved)
+
+
+def _judged(hunks: Sequence[Hunk], base: Mapping[str, Source], head: Mapping[str, Source]) -> Iterator[Hunk]:
+    """The hunks, each with whether it is neutral: by itself, or together with another one of its file (a line that moved)."""
+    bags = [(_bag(base[h.base_file], h.before), _bag(head[h.file], h.after)) for h in hunks]
+    for number, hunk in enumerate(hunks):
+        before, after = bags[number]
+        scope = _scope(hunk, base, head)
+        others = [bags[k] for k, other in enumerate(hunks) if k != number and _scope(other, base, head) == scope]
+        moved = any(before + b == after + a and before != after for b, a in others)
+        yield replace(hunk, neutral=before == after or moved)
+
+
+def _scope(hunk: Hunk, base: Mapping[str, Source], head: Mapping[str, Source]) -> tuple[str, str]:
+    """The file and innermost function or class of a hunk."""
+    source, lines = (head[hunk.file], hunk.after) if hunk.after else (base[hunk.base_file], hunk.before)
+    return hunk.file, (source.around(lines.start) or ("",))[0]
+
+
+def _bag(source: Source, lines: range) -> Counter[str]:
+    total: Counter[str] = Counter()
+    for line in lines:
+        total.update(source.contents.get(line, ()))
+    return total
+
+
+def _contents(tree: ast.AST) -> dict[int, tuple[str, ...]]:
+    """What a line does, whatever its variables are called: attributes, global names, operators, constants, kinds of statement.
+
+    Local variables are left out, so that one that is renamed, or is new for a part of an expression, changes nothing.
+    """
+    found: dict[int, list[str]] = {}
+    functions = [node for node in ast.walk(tree) if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef)]
+    local = {
+        inner.id for f in functions for inner in ast.walk(f) if isinstance(inner, ast.Name) and isinstance(inner.ctx, ast.Store)
+    }
+    local |= {a.arg for f in functions for a in ast.walk(f.args) if isinstance(a, ast.arg)}
+    for node in ast.walk(tree):
+        if not isinstance(node, ast.expr | ast.stmt | ast.keyword):
+            continue
+        words = [type(op).__name__ for op in (getattr(node, "op", None), *getattr(node, "ops", ())) if isinstance(op, ast.AST)]
+        line = node.end_lineno if isinstance(node, ast.Attribute) else node.lineno
+        found.setdefault(line or 0, []).extend(filter(None, [_word(node, local), *words]))
+    return {line: tuple(words) for line, words in found.items()}
+
+
+def _word(node: ast.AST, local: set[str]) -> str:
+    if isinstance(node, ast.Attribute):
+        return f"{'=' if isinstance(node.ctx, ast.Store) else ''}.{node.attr}"
+    if isinstance(node, ast.Name) and node.id not in local:
+        return f"{'=' if isinstance(node.ctx, ast.Store) else ''}{node.id}"
+    if isinstance(node, ast.Constant):
+        return repr(node.value)
+    if isinstance(node, ast.keyword):
+        return f"{node.arg}="
+    plain = (ast.Assign, ast.AnnAssign, ast.Expr, ast.Return)
+    return type(node).__name__ if isinstance(node, ast.stmt | ast.Subscript | ast.Slice) and not isinstance(node, plain) else ""
 
 
 def _opcodes(before: Sequence[str], after: Sequence[str]) -> Sequence[tuple[str, int, int, int, int]]:
