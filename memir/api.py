@@ -180,13 +180,17 @@ def analyze(
     )
     if memory is None:
         return report
+    progress("playing the allocator")
+    return replace(report, verdict=judge_step(traced, recipe, report.peak.allocated, memory))
+
+
+def judge_step(traced: TracedProgram, recipe: Recipe, allocated: int, gpu: Gpu) -> Verdict:
+    """Whether a traced step with `allocated` bytes at its peak fits a GPU, by what the allocator would reserve."""
     from memir.cuda.verdict import judge
 
     ops = (op for op, _ in traced.program.counted(traced.env))
     trains = recipe.mode == "train"
-    verdict = judge(memory, ops, report.peak.allocated, trains=trains, torch=installed_torch())
-    progress("playing the allocator")
-    return replace(report, verdict=_played(verdict, traced, trains))
+    return _played(judge(gpu, ops, allocated, trains=trains, torch=installed_torch()), traced, trains)
 
 
 def _played(verdict: Verdict, traced: TracedProgram, trains: bool) -> Verdict:

@@ -23,6 +23,7 @@ from typing import IO, Any
 from memir.errors import InconclusiveError, MemirError, UsageError
 
 _LENGTH = struct.Struct(">Q")
+_CHILD = "import sys; from memir.workers import serve; serve(*sys.argv[1:3])"  # not -m: classes keep one name
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,7 +69,10 @@ def run(calls: Sequence[Call], done: Callable[[int], None] = lambda _: None, lim
                     number = waiting[worker.place].get_nowait()
                 except queue.Empty:
                     break
-                answers[number] = worker.ask(calls[number])
+                try:
+                    answers[number] = worker.ask(calls[number])
+                except Exception as error:  # a thread's boundary: an answer that cannot be read is a bug, and is said
+                    answers[number] = MemirError(f"{type(error).__name__}: {error}", where=calls[number].function)
                 done(number)
         worker.close()
 
@@ -113,7 +117,7 @@ class _Worker:
             here = str(Path(__file__).parents[1])
             path = [here, *filter(None, os.environ.get("PYTHONPATH", "").split(os.pathsep))]
             self._process = subprocess.Popen(
-                [sys.executable, "-P", "-m", "memir.workers", self.place.replaced, self.place.by],
+                [sys.executable, "-P", "-c", _CHILD, self.place.replaced, self.place.by],
                 stdin=subprocess.PIPE,
                 stdout=subprocess.PIPE,
                 stderr=self._log,
@@ -220,7 +224,3 @@ def _answer(function: str, arguments: dict[str, Any]) -> Any:
         return _Refusal("internal", error.message, error.where, error.hint)
     except Exception as error:  # the process's boundary; the parent says that it is a bug
         return _Refusal("internal", f"{type(error).__name__}: {error}", function)
-
-
-if __name__ == "__main__":
-    serve(*sys.argv[1:3])
