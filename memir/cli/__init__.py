@@ -31,6 +31,7 @@ COMMANDS = {
     "graph": "Print the operators of a training step as PyTorch ran them (torch.fx).",
     "init": "Write a first configuration for memir check.",
     "ir": "Print a training step's memory program.",
+    "lint": "Find what in the model's code costs memory without need.",
     "opt": "Run passes on a memory program in text form.",
     "presets": "List the known models and their parameter counts.",
     "sweep": "Peaks at many batches, lengths and recipes; the largest batch or sequence that fits.",
