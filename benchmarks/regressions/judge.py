@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import csv
+from collections.abc import Sequence
 from dataclasses import dataclass
+from pathlib import Path
 
 from benchmarks.regressions.cases import FOLDER, Case
 from memir.api import program_of
@@ -10,6 +13,7 @@ from memir.diff.compare import Difference, compare
 from memir.diff.inputs import side
 from memir.diff.lines import compare_sources
 from memir.diff.orders import leading, product_text
+from memir.ir.symbolic import formula_text
 
 TOLERANCE = 0.005
 
@@ -50,6 +54,33 @@ class Judged:
     def is_right_order(self) -> bool:
         """Whether it grows as it should."""
         return self.order == self.case.order
+
+    @property
+    def row(self) -> tuple[str, ...]:
+        """A row of results.csv."""
+        first = self.found.blames[0] if self.found.blames else None
+        numbers = (self.found.before, self.found.after, self.found.nbytes, self.measured or 0)
+        line = "" if first is None else f"{first.file.rpartition('/')[2]}:{first.line}"
+        words = ("yes" if ok else "no" for ok in (self.is_exact, self.is_right_line, self.is_right_order))
+        return (self.case.name, *map(str, numbers), line, first.text if first else "", formula_text(self.found.delta), *words)
+
+
+HEADER = ("case", "before", "after", "delta", "measured_delta", "line", "code", "formula_delta", "bytes", "right_line", "order")
+RESULTS = Path(__file__).with_name("results.csv")
+
+
+def write_results(rows: Sequence[tuple[str, ...]]) -> None:
+    """Keep the table."""
+    with RESULTS.open("w", encoding="utf-8", newline="") as file:
+        out = csv.writer(file, lineterminator="\n")
+        out.writerow(HEADER)
+        out.writerows(sorted(rows))
+
+
+def read_results() -> list[dict[str, str]]:
+    """The kept table."""
+    with RESULTS.open(encoding="utf-8", newline="") as file:
+        return list(csv.DictReader(file))
 
 
 def judge(case: Case, runs: tuple[int, int] | None) -> Judged:

@@ -27,7 +27,6 @@ def to_sarif(findings: Iterable[Finding], rules: Sequence[Rule]) -> str:
                 "rules": [_rule(rule) for rule in order],
             }
         },
-        "columnKind": "unicodeCodePoints",
         "results": [_result(found, index, seen) for found in findings],
     }
     return json.dumps({"$schema": SCHEMA, "version": "2.1.0", "runs": [run]}, indent=2, ensure_ascii=False) + "\n"
