@@ -209,7 +209,7 @@ class _Reader:
         except ParseError as error:
             raise self.fail(at, f"{at[-1]}: {error.message}", f'write  {at[-1]} = "B*S"') from None
         if size.symbols() - {"B", "S"}:
-            raise self.fail(at, f"{at[-1]}: {', '.join(sorted(size.symbols()))}: only B and S are known there")
+            raise self.fail(at, f"{at[-1]}: {', '.join(sorted(size.symbols() - {'B', 'S'}))}: only B and S are known there")
         return size
 
     def _recipe_of(self, got: Mapping[str, tuple[tuple[str, ...], Any]], gpu: Gpu | None, at: tuple[str, ...]) -> Recipe:
@@ -226,7 +226,8 @@ class _Reader:
         except UsageError as error:
             key = {"target": "device"}.get(word := error.message.partition(":")[0].replace("-", "_"), word)
             where = got[key][0] if key in got else at
-            raise self.fail(where, error.message, error.hint) from None
+            message = error.message.replace("target:", "device:", 1) if key == "device" else error.message
+            raise self.fail(where, message.removeprefix("--"), error.hint.replace("--target", "device =")) from None
         return recipe
 
     def _converted(self, at: tuple[str, ...], value: Any, hint: Any) -> Any:

@@ -20,7 +20,9 @@ def to_markdown(found: Difference) -> str:
         f"| {signed(unit, found.nbytes)} {unit.name} | {percent(found)} |",
         f"Formula at this point: `{delta_text(found)}` bytes. Peak {cell(where(found))}.",
     ]
-    lines += [f"**{order.words[0].upper()}{order.words[1:]}**, {unit.text(order.nbytes)} here." for order in found.orders]
+    for order in found.orders:
+        what = f"**The peak {'gained' if order.is_new else 'lost'} a `{order.product}` term**: `{order.term}` bytes"
+        lines.append(f"{what}, {unit.text(order.nbytes)} here.")
     lines += what_changed(found)
     lines += [f"Inconclusive: {cell(reason)}" for reason in found.inconclusive]
     details = storages(found, unit)

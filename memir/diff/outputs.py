@@ -3,39 +3,88 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import Any
 
 from memir.analysis.words import Unit
 from memir.diff.compare import Difference
 from memir.diff.markdown import to_markdown
 from memir.diff.side import Side
 from memir.diff.text import SCHEMA_VERSION, percent, signed, to_data, to_text
+from memir.errors import MemirError
 from memir.findings.finding import CHECK_RULES, IMPROVED, INCONCLUSIVE, ORDER, REGRESSION, Finding
 from memir.findings.github import to_github
 from memir.findings.sarif import to_sarif
 from memir.ir.symbolic import formula_text
 
 
-def render(found: Difference | None, head: Side, form: str) -> str:
-    """The text in a format: text, json, markdown, github or sarif."""
-    if form == "github":
-        return to_github(findings(found)) if found else ""
-    if form == "sarif":
-        return to_sarif(findings(found) if found else (), CHECK_RULES)
-    if found is None:
-        return _added(head, form)
-    if form == "json":
-        return json.dumps(to_data(found), indent=2, ensure_ascii=False) + "\n"
-    return to_markdown(found) if form == "markdown" else to_text(found)
+@dataclass(frozen=True, slots=True)
+class Item:
+    """One question of a diff: its difference; or only the head, where the base has no such target; or why there is neither."""
+
+    name: str  # of the scenario; "" for a target
+    difference: Difference | None = None
+    head: Side | None = None
+    error: MemirError | None = None
+
+    @property
+    def is_proven(self) -> bool:
+        """Whether there is an answer, without a doubt about it."""
+        doubts = self.difference.inconclusive if self.difference else self.head.inconclusive if self.head else ("error",)
+        return not doubts
 
 
-def _added(head: Side, form: str) -> str:
-    nbytes, _ = head.formula.evaluate(head.point)
-    point = ", ".join(f"{name}={value}" for name, value in head.point.items())
+def render(items: Sequence[Item], form: str) -> str:
+    """All items in a format: text, json, markdown, github or sarif."""
+    if form in ("github", "sarif"):
+        found = [finding for item in items for finding in _findings(item)]
+        return to_github(found) if form == "github" else to_sarif(found, CHECK_RULES)
     if form == "json":
-        data = {"schema_version": SCHEMA_VERSION, "quantity": "requested", "head": head.label, "symbols": dict(head.point)}
-        return json.dumps({**data, "before_bytes": None, "after_bytes": nbytes}, indent=2, ensure_ascii=False) + "\n"
-    takes = f"{head.name} takes {Unit.of(nbytes).text(nbytes)} at its peak ({point})"
-    return f"new in {head.label}: {takes}; the base has no such file\n"
+        data: Any = _data(items[0]) if len(items) == 1 and not items[0].name else {i.name: _data(i) for i in items}
+        if len(items) > 1 or items[0].name:
+            data = {"schema_version": SCHEMA_VERSION, "scenarios": data}
+        return json.dumps(data, indent=2, ensure_ascii=False) + "\n"
+    parts = []
+    for item in items:
+        head = "" if not item.name else f"### {item.name}\n\n" if form == "markdown" else f"{item.name}: "
+        parts.append(head + _plain(item, form))
+    return "\n".join(parts)
+
+
+def _plain(item: Item, form: str) -> str:
+    if item.error is not None:
+        return f"inconclusive: {item.error}\n"
+    if item.difference is None:
+        return _added(item) + "\n"
+    return to_markdown(item.difference) if form == "markdown" else to_text(item.difference)
+
+
+def _data(item: Item) -> dict[str, Any]:
+    if item.difference is not None:
+        return to_data(item.difference)
+    data: dict[str, Any] = {"schema_version": SCHEMA_VERSION, "quantity": "requested"}
+    if item.head is None:
+        return {**data, "inconclusive": [str(item.error)]}
+    nbytes, _ = item.head.formula.evaluate(item.head.point)
+    where = {"head": item.head.label, "symbols": dict(item.head.point)}
+    return {**data, **where, "before_bytes": None, "after_bytes": nbytes}
+
+
+def _added(item: Item) -> str:
+    assert item.head is not None
+    nbytes, _ = item.head.formula.evaluate(item.head.point)
+    point = ", ".join(f"{name}={value}" for name, value in item.head.point.items())
+    takes = f"{item.head.name} takes {Unit.of(nbytes).text(nbytes)} at its peak ({point})"
+    return f"new in {item.head.label}: {takes}; the base has no such file"
+
+
+def _findings(item: Item) -> tuple[Finding, ...]:
+    if item.error is not None:
+        text = f"{item.name}: {item.error}" if item.name else str(item.error)
+        return (Finding(INCONCLUSIVE, "warning", " ".join(text.split())),)
+    found = findings(item.difference) if item.difference is not None else ()
+    return tuple(replace(f, message=f"{item.name}: {f.message}", module=item.name) for f in found) if item.name else found
 
 
 def findings(found: Difference) -> tuple[Finding, ...]:
