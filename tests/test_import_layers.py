@@ -35,6 +35,7 @@ ALLOWED = {
     "diff": DATA | {"analysis", "api", "findings", "workers"},
     "check": DATA | {"analysis", "api", "cuda", "diff", "findings", "report", "workers"},
     "lint": DATA | {"analysis", "diff", "findings"},
+    "pytest": {"check", "errors"},
     "planner": DATA | {"analysis", "pipeline", "cache", "sweep"},
     "sweep": DATA | {"analysis", "pipeline", "cache"},
     "api": DATA

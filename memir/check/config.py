@@ -85,6 +85,13 @@ def load(path: Path, shown: str) -> Config:
     return Config(path, shown, folder, folder / baseline, tuple(found))
 
 
+def scenario_of(name: str, values: Mapping[str, Any]) -> Scenario:
+    """A scenario from values that were not read from a file. UsageError for what cannot be meant."""
+    reader = _Reader(Document(Path(), "", {}))
+    label = re.sub(r"[\s/:]+", "-", name) or "step"
+    return reader.scenario(label, (label,), dict(values), (), {})
+
+
 def _table(document: Document) -> dict[str, Any] | None:
     found = document.data.get("tool", {}).get("memir") if isinstance(document.data.get("tool"), dict) else None
     return found if isinstance(found, dict) else None

@@ -5,13 +5,16 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from memir.diff.inputs import side
 from memir.diff.orders import Powers, leading
 from memir.diff.side import Side
 from memir.hardware import Gpu
 from memir.recipe import Recipe
+
+if TYPE_CHECKING:
+    from torch import nn
 
 _LAYER = re.compile(r"(.*?\.\d+)(?:\.|$)")
 
@@ -39,7 +42,7 @@ class Facts:
     versions: tuple[tuple[str, str], ...]
 
 
-def facts(target: str, recipe: Recipe, keywords: Mapping[str, Any], fits: Gpu | None) -> Facts:
+def facts(target: str | nn.Module, recipe: Recipe, keywords: Mapping[str, Any], fits: Gpu | None) -> Facts:
     """The facts of a target. Errors are those of `memir.api.program_of`."""
     from memir.api import judge_step, program_of
     from memir.ir.symbolic import formula_text
@@ -56,7 +59,7 @@ def facts(target: str, recipe: Recipe, keywords: Mapping[str, Any], fits: Gpu | 
         inconclusive=found.inconclusive,
     )
     verdict = None if fits is None else judge_step(found, recipe, report.peak.allocated, fits)
-    step = side(target, found)
+    step = side(found.subject.target, found)
     nbytes, saved_in = saved_per_layer(step)
     envelope = step.formula.total
     spot = report.spot

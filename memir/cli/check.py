@@ -7,7 +7,7 @@ from pathlib import Path
 
 import click
 
-from memir.cli.options import output_option, progress, write
+from memir.cli.options import also_option, output_option, progress, write
 from memir.errors import EXIT_INCONCLUSIVE, EXIT_OK, UsageError
 
 FORMATS = ("text", "json", "markdown", "github", "sarif")
@@ -24,6 +24,7 @@ FORMATS = ("text", "json", "markdown", "github", "sarif")
 @click.option("--allow-inconclusive", is_flag=True, help="Exit 0 where exit 3 would say that something is not proved.")
 @click.option("--exit-zero", is_flag=True, help="Report only: exit 0 whatever is found.")
 @click.option("--format", "form", type=click.Choice(FORMATS), default="text", show_default=True)
+@also_option(FORMATS)
 @output_option
 def command(
     scenarios: tuple[str, ...],
@@ -34,6 +35,7 @@ def command(
     allow_inconclusive: bool,
     exit_zero: bool,
     form: str,
+    also: list[tuple[str, Path]],
     output: Path | None,
 ) -> int:
     """Hold the scenarios of the configuration against their budgets and the baseline; all of them, or those named.
@@ -63,6 +65,8 @@ def command(
         write(to_text(new), found.baseline)
         click.echo(f"wrote {shown_from_here(found.baseline)}: {len(checked.entries)} scenarios", err=True)
     write(render(checked, form), output)
+    for other, file in also:
+        write(render(checked, other), file)
     code = checked.exit_code
     if exit_zero or (allow_inconclusive and code == EXIT_INCONCLUSIVE):
         return EXIT_OK

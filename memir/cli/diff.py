@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from memir.cli.options import Request, cache_option, output_option, progress, recipe_options, write
+from memir.cli.options import Request, also_option, cache_option, output_option, progress, recipe_options, write
 from memir.errors import EXIT_INCONCLUSIVE, EXIT_OK, MemirError, UsageError
 
 if TYPE_CHECKING:
@@ -26,6 +26,7 @@ FORMATS = ("text", "json", "markdown", "github", "sarif")
 @cache_option
 @click.option("--dim", "dims", multiple=True, metavar="NAME=N", help="Another symbol of a saved program; repeatable.")
 @click.option("--format", "form", type=click.Choice(FORMATS), default="text", show_default=True)
+@also_option(FORMATS)
 @output_option
 def command(
     request: Request,
@@ -34,6 +35,7 @@ def command(
     target: str | None,
     dims: tuple[str, ...],
     form: str,
+    also: list[tuple[str, Path]],
     output: Path | None,
 ) -> int:
     """Say what differs between two versions of a training step: bytes, formula, storages, and the changed line behind it.
@@ -65,6 +67,8 @@ def command(
     if len(items) == 1 and items[0].error is not None:
         raise items[0].error
     write(render(items, form), output)
+    for other, file in also:
+        write(render(items, other), file)
     return EXIT_OK if all(item.is_proven for item in items) else EXIT_INCONCLUSIVE
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 import sys
 import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, fields
 from pathlib import Path
@@ -167,6 +167,22 @@ def output_option(command: Callable[..., Any]) -> Callable[..., Any]:
         "-o", "--output", type=click.Path(dir_okay=False, path_type=Path), metavar="FILE", help="Write there, not to stdout."
     )
     return option(command)
+
+
+def also_option(formats: Sequence[str]) -> Decorator:
+    """`--also FORMAT=FILE`, repeatable: the same result in further formats, given to the command as `also`."""
+
+    def read(ctx: click.Context, param: click.Parameter, words: tuple[str, ...]) -> list[tuple[str, Path]]:
+        found = []
+        for word in words:
+            form, equals, name = word.partition("=")
+            if not equals or not name or form not in formats:
+                raise UsageError(f"--also: {word!r} is not FORMAT=FILE", hint=f"formats: {', '.join(formats)}")
+            found.append((form, Path(name)))
+        return found
+
+    text = "Write it in this format, too; repeatable."
+    return click.option("--also", multiple=True, metavar="FORMAT=FILE", callback=read, help=text)
 
 
 def listing_options(json_adds: str) -> Decorator:
