@@ -74,7 +74,7 @@ def to_text(found: Difference) -> str:
             "the old peak was elsewhere, and higher than this place was" if found.nbytes >= 0 else "the new peak is elsewhere"
         )
         lines += [f"  {signed(unit, found.elsewhere):>53}         {which}"]
-    lines += _blames(found.blames)
+    lines += _blames(found.blames) if found.nbytes or found.changes else []
     if found.formula_before != found.formula_after:
         lines += [
             "",
