@@ -19,6 +19,7 @@ from memir.ir.symbolic import formula_text
 WIDTH = 100
 SHOWN = 12  # groups of storages on the screen
 FEW = 5  # changed lines on the screen
+LEAST = 0.01  # of the evidence
 SCHEMA_VERSION = 1
 
 
@@ -88,7 +89,9 @@ def to_text(found: Difference) -> str:
 def _change(change: Change, unit: Unit) -> str:
     kind = change.kind.replace("_", " ").replace("activation", "saved for backward")
     name = f"{change.what:<13} {shortened_end(kind, 18):<18}"
-    return f"  {name}{signed(unit, change.nbytes):>21}  {change.count:>5}  {shortened(origin(change), 48)}"
+    words = [shortened(change.module, 22), shortened(change.op, 24), change.source.rpartition("/")[2]]
+    made = shortened("  ".join(filter(None, words)) or "the step", 48)
+    return f"  {name}{signed(unit, change.nbytes):>21}  {change.count:>5}  {made}"
 
 
 def origin(change: Change) -> str:
@@ -101,7 +104,7 @@ def _blames(blames: Sequence[Blame]) -> list[str]:
     if not blames:
         return []
     lines = ["", "  changed code behind it"]
-    for found in blames[:FEW]:
+    for found in [blame for blame in blames if blame.weight >= LEAST][:FEW]:
         gone = "removed: " if found.base_line else ""
         lines += [f"    {100 * found.weight:3.0f} %  {found.file}:{found.line}  {shortened_end(gone + found.text, 70)}"]
     return lines
