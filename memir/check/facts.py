@@ -5,16 +5,13 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from memir.diff.inputs import side
 from memir.diff.orders import Powers, leading
 from memir.diff.side import Side
 from memir.hardware import Gpu
 from memir.recipe import Recipe
-
-if TYPE_CHECKING:
-    from torch import nn
 
 _LAYER = re.compile(r"(.*?\.\d+)(?:\.|$)")
 
@@ -42,8 +39,8 @@ class Facts:
     versions: tuple[tuple[str, str], ...]
 
 
-def facts(target: str | nn.Module, recipe: Recipe, keywords: Mapping[str, Any], fits: Gpu | None) -> Facts:
-    """The facts of a target. Errors are those of `memir.api.program_of`."""
+def facts(target: Any, recipe: Recipe, keywords: Mapping[str, Any], fits: Gpu | None) -> Facts:
+    """The facts of a target, or of an nn.Module. Errors are those of `memir.api.program_of`."""
     from memir.api import judge_step, program_of
     from memir.ir.symbolic import formula_text
     from memir.report import build_report
