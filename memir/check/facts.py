@@ -7,9 +7,12 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from memir.analysis.inventory import round_size, rounded_peak
+from memir.analysis.regions import maximum
 from memir.diff.inputs import side
 from memir.diff.orders import Powers, leading
 from memir.diff.side import Side
+from memir.errors import MemirError
 from memir.hardware import Gpu
 from memir.recipe import Recipe
 
@@ -43,35 +46,32 @@ def facts(target: Any, recipe: Recipe, keywords: Mapping[str, Any], fits: Gpu | 
     """The facts of a target, or of an nn.Module. Errors are those of `memir.api.program_of`."""
     from memir.api import judge_step, program_of
     from memir.ir.symbolic import formula_text
-    from memir.report import build_report
 
     found = program_of(target, recipe, **keywords)
-    report = build_report(
-        found.program,
-        found.env,
-        recipe,
-        found.subject,
-        general=found.general,
-        assumptions=found.assumptions,
-        inconclusive=found.inconclusive,
-    )
-    verdict = None if fits is None else judge_step(found, recipe, report.peak.allocated, fits)
     step = side(found.subject.target, found)
+    sizes = {s.name: s.nbytes.evaluate(step.point) for s in step.flat.storages}
+    steady = [s.name for s in step.flat.storages if s.live_in and s.device == "gpu"]
+    allocated = rounded_peak(step.line, sizes, steady, step.point, round_size if recipe.target == "cuda" else None)
+    verdict = None if fits is None else judge_step(found, recipe, allocated, fits)
     nbytes, saved_in = saved_per_layer(step)
     envelope = step.formula.total
-    spot = report.spot
+    requested, piece = envelope.evaluate(step.point)
+    if requested != step.line.evaluate(step.point).peak:
+        raise MemirError(f"the formula gives {requested} bytes, and the walk does not", where=found.subject.target)
+    place = step.peak_moment
+    op = step.op(place)
     return Facts(
         name=found.subject.name,
         point=tuple(found.point.items()),
-        requested=report.peak.requested,
-        allocated=report.peak.allocated,
-        formula=report.formulas.peak,
-        here=formula_text(envelope.evaluate(step.point)[1].size),
+        requested=requested,
+        allocated=allocated,
+        formula=maximum(envelope),
+        here=formula_text(piece.size),
         orders=leading(piece.size for piece in envelope.pieces),
-        phase=spot.phase,
-        op=spot.op,
-        module=spot.module,
-        source=spot.source,
+        phase=step.phase(place),
+        op=op.opcode if op else "",
+        module=op.path if op else "",
+        source=op.source if op else "",
         saved_per_layer=nbytes,
         saved_in=saved_in,
         fits="" if verdict is None else verdict.answer,
