@@ -5,7 +5,7 @@ set -uo pipefail
 here=$(cd "$(dirname "${BASH_SOURCE[0]}")" && pwd)
 work=$(mktemp -d "${RUNNER_TEMP:-/tmp}/memir-XXXXXX")
 report="$work/report.md"
-helper() { python3 "$here/helper.py" "$@"; }
+steps() { python3 "$here/steps.py" "$@"; }
 
 case "${MEMIR_FAIL_ON:=increase}" in budget | increase | inconclusive | never) ;; *)
   echo "::error title=memir::fail-on is budget, increase, inconclusive or never, not $MEMIR_FAIL_ON" && exit 2 ;;
@@ -16,7 +16,7 @@ esac
 
 base=${MEMIR_BASE:-}
 if [ -z "$base" ]; then
-  tip=$(helper base-of-event "$GITHUB_EVENT_PATH")
+  tip=$(steps base-of-event "$GITHUB_EVENT_PATH")
   base=$([ -z "$tip" ] || git merge-base "$tip" HEAD 2>/dev/null || echo "$tip")
 fi
 
@@ -50,9 +50,9 @@ if [ -z "${MEMIR_TARGET:-}" ]; then
   [ -f "$work/check.md" ] || [ ! -s "$work/error" ] || { echo '```'; cat "$work/error"; echo '```'; } >"$work/check.md"
 fi
 
-helper report "$work" >"$report"
+steps report "$work" >"$report"
 cat "$report" >>"${GITHUB_STEP_SUMMARY:-/dev/null}"
-[ -z "${MEMIR_SARIF:-}" ] || helper sarif "$work" >"$MEMIR_SARIF"
-[ "$MEMIR_COMMENT" = never ] || helper comment "$report" "$GITHUB_EVENT_PATH"
-helper outputs "$work" "$diff_code" "$check_code" "$report" >>"${GITHUB_OUTPUT:-/dev/null}"
-helper verdict "$work" "$diff_code" "$check_code" "$MEMIR_FAIL_ON"
+[ -z "${MEMIR_SARIF:-}" ] || steps sarif "$work" >"$MEMIR_SARIF"
+[ "$MEMIR_COMMENT" = never ] || steps comment "$report" "$GITHUB_EVENT_PATH"
+steps outputs "$work" "$diff_code" "$check_code" "$report" >>"${GITHUB_OUTPUT:-/dev/null}"
+steps verdict "$work" "$diff_code" "$check_code" "$MEMIR_FAIL_ON"

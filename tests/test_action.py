@@ -249,7 +249,7 @@ def test_the_action_s_inputs_are_the_script_s_variables() -> None:
     assert {name.removeprefix("MEMIR_").lower().replace("_", "-") for name in step["env"]} == set(action["inputs"]) - {
         "install"
     }
-    script = (ROOT / "action" / "run.sh").read_text() + (ROOT / "action" / "helper.py").read_text()
+    script = (ROOT / "action" / "run.sh").read_text() + (ROOT / "action" / "steps.py").read_text()
     assert all(name in script for name in step["env"])
     written = set(yaml.safe_load((ROOT / "action.yml").read_text())["outputs"])
     assert written == {"status", "peak-bytes", "delta-bytes", "report"}

@@ -1,7 +1,7 @@
 """What the action's steps do with JSON and with GitHub's interface; the standard library only.
 
-helper.py base-of-event EVENT | report FOLDER | sarif FOLDER | comment REPORT EVENT
-helper.py outputs FOLDER DIFF CHECK REPORT | verdict FOLDER DIFF CHECK FAIL_ON
+steps.py base-of-event EVENT | report FOLDER | sarif FOLDER | comment REPORT EVENT
+steps.py outputs FOLDER DIFF CHECK REPORT | verdict FOLDER DIFF CHECK FAIL_ON
 """
 
 from __future__ import annotations
