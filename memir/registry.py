@@ -16,6 +16,7 @@ from memir.errors import UsageError
 PASSES: Mapping[str, str] = MappingProxyType(
     {
         "bind": "memir.passes.bind:Bind",
+        "freeze": "memir.passes.freeze:Freeze",
         "lifetimes": "memir.passes.lifetimes:Lifetimes",
         "unroll": "memir.passes.unroll:Unroll",
     }

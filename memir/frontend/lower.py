@@ -40,7 +40,7 @@ def lower(recorder: Recorder, released: Recorder | None, name: str, domain: tupl
             frees=tuple(names[s] for s in event.frees),
             drops=tuple(names[s] for s in drops.get(number, ())),
             saves=tuple(names[s] for s in sorted(saves.get(number, ()))),
-            scratch=scratch_of(recipe.target, event.opcode, operands, results),
+            scratch=scratch_of(recipe.target, _opcode(event.opcode), operands, results),
             path=event.path,
             source=event.source,
             forward_of=value_names[first_result[forward]] if forward is not None and forward in first_result else None,
@@ -161,11 +161,13 @@ def _value_names(recorder: Recorder, storages: dict[int, str]) -> list[str]:
 
 def _saves(recorder: Recorder) -> dict[int, set[int]]:
     """Storages that autograd keeps because of an operator: those that its graph held after the forward, and those that the
-    operator's backward reads (for a checkpointed layer: on the recomputed operator)."""
+    operator's backward reads (for a checkpointed layer: on the recomputed operator, and what the layer was called with on the
+    first of its operators)."""
     saves: dict[int, set[int]] = defaultdict(set)
     recomputed: dict[int, int] = {}
     by_sequence: dict[int, int] = {}
     for number, event in enumerate(recorder.events):
+        saves[number].update(event.keeps)
         if event.recompute and event.forward_of is not None:
             recomputed[event.forward_of] = number
         elif not event.backward and event.sequence is not None:

@@ -69,6 +69,7 @@ class Event:
     backward: bool = False  # runs inside autograd's engine
     recompute: bool = False  # a forward operator run again inside the engine
     from_engine: bool = False  # called by the engine's C++, not by Python code that it runs
+    keeps: list[int] = field(default_factory=list)  # storages that a checkpoint holds whose stretch begins with this operator
     hooked: bool = False  # saved-tensor hooks were active: autograd keeps what they return
     node: fx.Node | None = None
     forward_of: int | None = None  # the forward event that this one differentiates or recomputes; set by lowering
@@ -105,6 +106,7 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]  # PyTorch l
         self.saved: dict[int, set[int]] = {}  # sequence number of an autograd node -> storages it keeps
         self.writers: dict[int, list[int]] = {}  # storage -> events that have a result in it, in order
         self.phase = ""
+        self.kept: list[int] = []  # storages that the checkpoint holds whose first operator is still to come
         self._last_sequence = -1
         for index in self.live.values():
             self.storages[index].born = None
@@ -185,6 +187,8 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]  # PyTorch l
             nodes[id(tensor)] = self.values[value].node
         position = len(self.events)
         self.events.append(event)
+        if self.kept and not in_engine:
+            event.keeps, self.kept = self.kept, []
         node = self.graph.call_function(func, _to_nodes(tuple(args), nodes), _to_nodes(dict(kwargs), nodes))
         event.node = node
         node.meta.update(phase=event.phase, path=event.path, source=event.source, layer=layer_of(event.path))
@@ -219,6 +223,11 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]  # PyTorch l
         if torch.is_grad_enabled() and latest > self._last_sequence:
             event.sequence = latest
             self._last_sequence = latest
+
+    def on_checkpoint(self, held: list[torch.Tensor]) -> None:
+        """A checkpoint begins in the forward and holds these tensors."""
+        indices = (self.live.get(tensor.untyped_storage()._cdata) for tensor in held)
+        self.kept = sorted({index for index in indices if index is not None})
 
     def adopt(self, tensor: torch.Tensor) -> None:
         """A tensor that was made without an operator (a random generator's state) is alive from now on."""

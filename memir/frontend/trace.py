@@ -21,6 +21,7 @@ from memir.frontend.accumulate import accumulate_in_place
 from memir.frontend.amp import cuda_autocast
 from memir.frontend.answers import Answers, Handler
 from memir.frontend.attempts import trace_symbolically
+from memir.frontend.checkpoints import checkpointed_inputs
 from memir.frontend.composites import cpp_composites
 from memir.frontend.cuda import HANDLERS
 from memir.frontend.domains import domain_of
@@ -36,7 +37,7 @@ from memir.frontend.loaded import LoadedModel
 from memir.frontend.loop import Step, batch_spec
 from memir.frontend.lower import lower
 from memir.frontend.microbatches import TRACED, collapsed
-from memir.frontend.optimizers import make_optimizer, resolved_impl
+from memir.frontend.optimizers import make_optimizer, optimizer_notes, resolved_impl
 from memir.frontend.origin import ModuleStack
 from memir.frontend.patches import export_left_out, generator_states, real_branches, remembered_sizes
 from memir.frontend.prepare import prepare, without_effect
@@ -97,6 +98,7 @@ def trace_once(
     move_to_fake(module, fake)
     with export_left_out():
         tensors = fake_batch(tuple(dict.fromkeys(batch_spec(loaded.call))), batch, seq, fake)
+    resolved_impl(recipe)  # what is wrong with it is told before the trace
     handlers: dict[Any, Handler] = HANDLERS if recipe.target == "cuda" else {}
     answers = Answers(tensors, loaded, recipe, handlers)
     tracing = _Tracing(module, loaded, recipe, tensors, SizeReader(fake), ModuleStack(module), answers)
@@ -125,7 +127,7 @@ def trace_once(
                 raise LostSymbolError(fake)
         progress("tracing the step")
         recorder = tracing.steady_step()
-    answers.assumptions += without_effect(loaded, recipe)
+    answers.assumptions += without_effect(loaded, recipe) + optimizer_notes(recipe)
     accumulate_in_place(recorder)
     program = lower(recorder, released, loaded.name, domain_of(fake), recipe)
     traced = Traced(
@@ -221,6 +223,7 @@ class _Tracing:
         with ExitStack() as stack:
             if self.recipe.target == "cpu":  # elsewhere a generator's state lies in host memory
                 stack.enter_context(generator_states(recorder.adopt))
+            stack.enter_context(checkpointed_inputs(recorder.on_checkpoint))
             stack.enter_context(recorder)
             yield
 

@@ -53,7 +53,7 @@ def _counts(program: Program) -> list[dict[str, int]]:
         collect(phase.ops)
     names = [d for d in program.dims if d in symbols]
     own = [text for text in program.domain if (c := Condition.read(text)) and c.symbols() <= set(names)]
-    found = points(names, own, limit=_TRIED)
+    found = sorted(points(names, own, limit=_TRIED * 8 ** (len(names) - 1)), key=lambda env: sum(env.values()))[:_TRIED]
     if not found:
         raise VerifyError(f"no small values of {', '.join(names)} satisfy the domain", where="\n".join(own))
     return found

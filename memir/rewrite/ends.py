@@ -1,0 +1,117 @@
+"""When the storages of a changed step die: at the last of what holds them.
+
+A storage is held by Python (until its `drops`, or its free where autograd never held it), by each autograd node that saved it
+(until the node has run: torch/csrc/autograd/engine.cpp, `release_variables`), by a checkpoint that was called with it (until
+all nodes within have run), and by the engine while it is a gradient on its way. Where none of that changed, it dies as before.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+
+from memir.rewrite.changes import Changes
+
+
+def ends_of(changes: Changes) -> dict[str, int | None]:
+    """Storage -> the position of the operator after which it dies, None for one that lives on."""
+    flow = changes.flow
+    touched: dict[str, list[int]] = defaultdict(list)
+    for position, op in enumerate(flow.ops):
+        if position in changes.removed:
+            continue
+        for operand in op.operands:
+            touched[flow.storage[changes.now(operand)]].append(position)
+        for value in changes.results(position):
+            touched[flow.storage[changes.now(value.name)]].append(position)
+    heirs = {changes.heir(lost): lost for lost in changes.takes_over}
+    ends: dict[str, int | None] = {}
+    for storage in flow.program.storages:
+        source = heirs.get(storage.name, storage.name)
+        base = flow.freed.get(source)
+        if storage.live_out or base is None:
+            ends[storage.name] = base
+        else:
+            ends[storage.name] = _end(changes, storage.name, base, touched.get(storage.name, []))
+    return ends
+
+
+def _end(changes: Changes, name: str, base: int, touched: list[int]) -> int:
+    flow = changes.flow
+    before = flow.savers.get(name, [])
+    after = [p for p in before if name in changes.saves.get(p, ()) and p not in changes.removed]
+    born = flow.born.get(name)
+    if not after and born is not None and flow.phase[born].endswith("forward") and _is_cast(changes, born):
+        return _cast_end(changes, name, base)
+    if len(before) == len(after) and base not in changes.removed:
+        return base
+    dropped = _python_end(changes, name)
+    if dropped is not None and not after and (not touched or touched[-1] <= dropped):
+        return dropped  # nothing holds it beyond the last Python reference
+    if len(before) == len(after):
+        around = [base, *flow.group.get(flow.node[base] or "", [])]
+        if not any(name in flow.reads(p) or name in {r.storage for r in flow.ops[p].results} for p in around):
+            return base  # something else than this node let it go
+        last = next((p for p in reversed(touched) if p <= base), None)
+        return base if last is None else _node_end(changes, last)
+    if dropped is None:
+        return base
+    return max([dropped, *touched[-1:], *(end for position in after for end in _release(changes, position))])
+
+
+def _release(changes: Changes, saver: int) -> list[int]:
+    """The operator after which what this one saved is let go: of its node, or of all nodes of its checkpoint."""
+    flow = changes.flow
+    nodes = [flow.node[saver]]
+    if saver in flow.checkpoint:
+        nodes = [flow.ops[p].forward_of for p in flow.segments[flow.checkpoint[saver]]]
+    group = [p for node in nodes for p in flow.group.get(node or "", []) if p not in changes.removed]
+    return [max(group)] if group else []
+
+
+def _node_end(changes: Changes, position: int) -> int:
+    """The last operator of the same node: its incoming gradients and what it made for nobody die when it has run."""
+    flow = changes.flow
+    group = flow.group.get(flow.node[position] or "", []) if flow.gradient[position] else []
+    return max((p for p in group if p not in changes.removed), default=position)
+
+
+def _python_end(changes: Changes, name: str) -> int | None:
+    """Where the last Python reference to a saved storage goes; for a recomputed one, where it went the first time."""
+    flow = changes.flow
+    born = flow.born.get(name)
+    if name in flow.dropped:
+        end = flow.dropped[name]
+        return _cast_end(changes, name, end) if born is not None and _is_cast(changes, born) else end
+    if born is None or not flow.repeated[born]:
+        return None
+    number = next(k for k, r in enumerate(flow.ops[born].results) if r.storage == name)
+    twin = flow.ops[flow.made[flow.ops[born].forward_of or ""]].results[number].storage
+    forward_end = flow.dropped.get(twin, flow.freed.get(twin))
+    if forward_end is None or not flow.phase[forward_end].endswith("forward"):
+        return None
+    last = born
+    for position in range(born, len(flow.ops)):
+        if flow.repeated[position]:
+            if flow.made[flow.ops[position].forward_of or ""] > forward_end:
+                break
+            last = position
+    return last
+
+
+def _is_cast(changes: Changes, position: int) -> bool:
+    """Whether it makes another type of a frozen parameter."""
+    flow = changes.flow
+    return flow.ops[position].opcode == "aten._to_copy" and flow.reads(position) <= changes.frozen
+
+
+def _cast_end(changes: Changes, name: str, end: int) -> int:
+    """aten/src/ATen/autocast_mode.cpp, cached_cast: only of parameters that require a gradient is the cast kept until the
+    end of the forward; another one dies with the operator that was called (a linear layer ends in a view)."""
+    flow = changes.flow
+    born = flow.born[name]
+    last = max(p for p in range(born, end + 1) if p == born or (flow.is_forward(p) and name in flow.reads(p)))
+    while last < end and flow.ops[last + 1].opcode in ("aten.view", "aten._unsafe_view"):
+        if not flow.reads(last + 1) <= {r.storage for r in flow.ops[last].results}:
+            break
+        last += 1
+    return last

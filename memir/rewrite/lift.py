@@ -1,0 +1,252 @@
+"""A rewrite of flat programs made one of programs with Repeats: cost independent of depth, and formulas in it.
+
+The rewrite is done on the program unrolled at a few small depths (and cuts); its results are laid side by side. Iterations
+that differ only in the indices of their names become a Repeat again, and every index, count and size becomes the line through
+the samples. Nothing is assumed about what the rewrite does: one more sample, which the lines did not see, has to come out.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import TypeVar
+
+from memir.errors import InconclusiveError
+from memir.ir.core import Op, Phase, Program, Repeat, Storage, Value
+from memir.ir.names import index_text, join
+from memir.ir.size import ZERO, Size
+from memir.ir.unroll import unroll_located
+from memir.rewrite.samples import Block, Element, Family, Sample, ValueFamily, sampled
+
+F = TypeVar("F", Family, ValueFamily)
+Env = Mapping[str, int]
+Rewrite = Callable[[Program, Env], tuple[Program, list[int]]]  # flat program, symbols -> the new one, each operator's origin
+
+
+class LiftError(InconclusiveError):
+    """The rewritten layers do not repeat as far as memir can follow: the rewrite is done on all layers."""
+
+
+@dataclass(frozen=True, slots=True)
+class Axes:
+    """The symbols that the samples vary, with the values of the first sample and a step for each further one."""
+
+    first: tuple[tuple[str, int], ...]
+    moving: tuple[str, ...]  # each is one larger in one further sample
+    tied: tuple[tuple[str, str], ...] = ()  # (follower, leader): moves along with it
+
+    def points(self) -> list[dict[str, int]]:
+        """The samples' symbols: the first, one step along each axis, and a step along all of them, which is for checking."""
+        base = dict(self.first)
+        points = [base] + [self._moved(base, (name,)) for name in self.moving]
+        return [*points, self._moved(self._moved(base, self.moving), self.moving[:1])]
+
+    def _moved(self, env: dict[str, int], names: Sequence[str]) -> dict[str, int]:
+        along = [*names, *(follower for follower, leader in self.tied if leader in names)]
+        return {name: value + along.count(name) for name, value in env.items()}
+
+
+def lift(program: Program, rewrite: Rewrite, axes: Axes, dims: tuple[str, ...], domain: tuple[str, ...]) -> Program:
+    """The rewritten program over `dims`, valid in `domain`. LiftError where the samples have no common form.
+
+    `axes.first` has a value for every symbol that counts layers; what the rewrite reads besides (a cut) is in it too.
+    """
+    envs = axes.points()
+    flat = [unroll_located(program, {d: env[d] for d in env if d in program.dims}) for env in envs]
+    samples = [sampled(program, base, *rewrite(base.program, env)) for base, env in zip(flat, envs, strict=True)]
+    fit = _Fit(axes, envs)
+    phases: list[Phase] = []
+    for group in zip(*(s.phases for s in samples[:-1]), strict=True):
+        if len({name for name, _ in group}) != 1:
+            raise LiftError("the phases change with the number of layers")
+        phases.append(Phase(group[0][0], tuple(_elements([elements for _, elements in group], fit))))
+    new = Program(
+        program.name,
+        dims,
+        tuple(dict.fromkeys((*domain, *_enough(phases, axes.moving)))),
+        program.mesh,
+        _storages(samples[:-1], fit),
+        _values(samples[:-1], fit),
+        tuple(phases),
+    )
+    _check(new, samples[-1], envs[-1])
+    return new
+
+
+def _enough(phases: Sequence[Phase], moving: Sequence[str]) -> list[str]:
+    """The conditions under which every Repeat is executed: first and last iteration are what liveness looks at."""
+    conditions = []
+    for phase in phases:
+        for item in phase.ops:
+            if isinstance(item, Repeat) and item.count.symbols() & set(moving):
+                more = Size((m, c) for m, c in item.count.terms if c > 0)
+                less = Size((m, -c) for m, c in item.count.terms if c < 0)
+                conditions.append(f"{more} >= {less + 1}")
+    return conditions
+
+
+class _Fit:
+    """Lines through the samples: number = constant + one coefficient for each moving symbol."""
+
+    def __init__(self, axes: Axes, envs: Sequence[Env]) -> None:
+        self.moving, self.first = axes.moving, envs[0]
+
+    def number(self, values: Sequence[int]) -> Size:
+        if len(set(values)) == 1:
+            return Size.of(values[0])
+        steps = [value - values[0] for value in values[1:]]
+        total = Size.of(values[0])
+        for name, step in zip(self.moving, steps, strict=True):
+            total = total + (Size.of(name) - self.first[name]) * step
+        return total
+
+    def size(self, values: Sequence[Size]) -> Size:
+        if all(value is values[0] for value in values):
+            return values[0]
+        total = values[0]
+        for name, value in zip(self.moving, values[1:], strict=True):
+            total = total + (Size.of(name) - self.first[name]) * (value - values[0])
+        return total
+
+    def bounds(self, starts: Sequence[int], ends: Sequence[int]) -> tuple[Size, Size]:
+        return self.number(starts), self.number(ends)
+
+
+def _elements(groups: Sequence[Sequence[Element | Block]], fit: _Fit) -> list[Op | Repeat]:
+    """One phase: the samples' operators and stretches side by side."""
+    if len({len(group) for group in groups}) != 1:
+        raise LiftError("the operators outside of the layers change with their number")
+    result: list[Op | Repeat] = []
+    for group in zip(*groups, strict=True):
+        blocks = [item for item in group if isinstance(item, Block)]
+        elements = [item for item in group if isinstance(item, Element)]
+        if len(blocks) == len(group):
+            result += _stretch(blocks, fit)
+        elif len(elements) == len(group):
+            result.append(_op(elements, (), fit))
+        else:
+            raise LiftError("layers stand where others have none")
+    return result
+
+
+def _stretch(blocks: Sequence[Block], fit: _Fit) -> list[Op | Repeat]:
+    first = blocks[0]
+    if any(len(b.body) != len(first.body) for b in blocks):
+        raise LiftError("the layers change with their number")
+    count = fit.number([b.count for b in blocks])
+    bodies = list(zip(*(b.body for b in blocks), strict=True))
+    if count.is_constant:
+        return [
+            _op([_moved(e, b.steps[k], i) for e, b in zip(group, blocks, strict=True)], (), fit)
+            for i in range(count.constant)
+            for k, group in enumerate(bodies)
+        ]
+    body = []
+    for k, group in enumerate(bodies):
+        steps = {b.steps[k] for b in blocks if b.count > 1}
+        if len(steps) > 1:
+            raise LiftError("the layers reach others at different distances")
+        body.append(_op(group, steps.pop() if steps else (0,) * len(group[0].numbers), fit))
+    return [Repeat("i", count, tuple(body))]
+
+
+def _moved(element: Element, steps: Sequence[int], i: int) -> Element:
+    return replace(element, numbers=tuple(n + s * i for n, s in zip(element.numbers, steps, strict=True))) if i else element
+
+
+def _op(group: Sequence[Element], steps: Sequence[int], fit: _Fit) -> Op:
+    """One operator: equal templates, each number a line, plus what an iteration adds."""
+    first = group[0]
+    if any(e.template != first.template for e in group):
+        where = next(e for e in group if e.template != first.template)
+        raise LiftError(
+            "the layers are not equal", where=f"{first.op.opcode} @{first.op.path}, {where.op.opcode} @{where.op.path}"
+        )
+    numbers = [fit.number(values) for values in zip(*(e.numbers for e in group), strict=True)]
+    if steps:
+        numbers = [n + Size.of("i") * s for n, s in zip(numbers, steps, strict=True)]
+    sizes = [fit.size(values) for values in zip(*(e.sizes for e in group), strict=True)]
+    return first.build([index_text(n) for n in numbers], sizes)
+
+
+def _storages(samples: Sequence[Sample], fit: _Fit) -> tuple[Storage, ...]:
+    result = []
+    for group in _aligned([s.storages for s in samples], "storages"):
+        first = group[0]
+        name, of = first.base, first.of
+        if first.lengths != (1,) or any(f.length != 1 for f in group):
+            name = join(name, (_extent(fit.number([f.length for f in group])),))
+        if of is not None and first.of_ranged:
+            start, end = fit.number([f.of_start for f in group]), fit.number([f.of_start + f.length for f in group])
+            whole = fit.number([f.of_total for f in group])
+            if start is ZERO and end is whole:
+                of = join(of, (_extent(end),))
+            elif all(f.length == 1 for f in group):
+                of = join(of, (index_text(start),))
+            else:
+                of = join(of, (f"{index_text(start) if start.terms else ''}:{index_text(end)}",))
+        nbytes = fit.size([f.storage.nbytes for f in group])
+        result.append(replace(first.storage, name=name, nbytes=nbytes, of=of))
+    return tuple(result)
+
+
+def _extent(size: Size) -> str:
+    return f":{size.constant}" if size.is_constant else index_text(size)
+
+
+def _values(samples: Sequence[Sample], fit: _Fit) -> tuple[Value, ...]:
+    result = []
+    for group in _aligned([s.values for s in samples], "values"):
+        first = group[0]
+        name, storage = first.base, first.storage_base
+        if any(f.length != 1 for f in group) or first.ranged:
+            extent = _extent(fit.number([f.length for f in group]))
+            name = join(name, (extent,))
+            if first.storage_ranged:
+                storage = join(storage, (extent,))
+        elif first.storage_ranged:
+            storage = join(storage, (index_text(fit.number([f.storage_start for f in group])),))
+        result.append(
+            replace(
+                first.value,
+                name=name,
+                storage=storage,
+                shape=tuple(fit.size(s) for s in zip(*(f.value.shape for f in group), strict=True)),
+                strides=tuple(fit.size(s) for s in zip(*(f.value.strides for f in group), strict=True)),
+                offset=fit.size([f.value.offset for f in group]),
+            )
+        )
+    return tuple(result)
+
+
+def _aligned(groups: Sequence[Sequence[F]], what: str) -> list[tuple[F, ...]]:
+    if len({len(g) for g in groups}) != 1:
+        raise LiftError(f"the {what} change with the number of layers")
+    aligned = list(zip(*groups, strict=True))
+    for group in aligned:
+        if len({f.base for f in group}) != 1:
+            raise LiftError(f"the {what} change with the number of layers", where=", ".join(f.base for f in group))
+    return aligned
+
+
+def _check(new: Program, sample: Sample, env: Env) -> None:
+    """The program at the last sample's numbers allocates and frees as the rewrite did there."""
+    mine = unroll_located(new, {d: v for d, v in env.items() if d in new.dims}).program
+    theirs = sample.program
+    if _events(mine) != _events(theirs):
+        raise LiftError("the rewritten layers do not follow a line in their number")
+
+
+def _events(program: Program) -> list[tuple[object, ...]]:
+    nbytes = {s.name: s.nbytes for s in program.storages}
+    live = {s.name for s in program.storages if s.live_in}
+    events: list[tuple[object, ...]] = [(sorted(nbytes[n].text() for n in live),)]
+    for phase, op in program.ops():
+        made = []
+        for value in op.results:
+            if value.storage not in live:
+                live.add(value.storage)
+                made.append(nbytes[value.storage])
+        live -= set(op.frees)
+        events.append((phase.name, op.opcode, op.scratch, tuple(made), sorted(nbytes[n].text() for n in op.frees)))
+    return events
