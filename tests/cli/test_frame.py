@@ -53,8 +53,8 @@ Commands:
   diff     Say what a change of the model's code does to the peak, and which
            line is behind it.
   export   Write the predicted step as a CUDA memory snapshot.
-  freeze   Every cut of frozen leading layers: memory, operations, speed-up;
-           the best one.
+  freeze   Every cut of frozen leading layers: memory, operations, speed-up; the
+           best one.
   gpus     List the known GPUs: memory as the driver reports it, FLOP/s,
            bandwidths.
   graph    Print the operators of a training step as PyTorch ran them
