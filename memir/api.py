@@ -248,15 +248,21 @@ def analyze(
     )
     if memory is None:
         return report
+    progress("playing the allocator")
+    verdict = judge_step(traced, recipe, report.peak.allocated, memory, alloc_conf)
+    told = (f"allocator settings: {alloc_conf}",) if alloc_conf else ()
+    return replace(report, verdict=verdict, assumptions=(*report.assumptions, *told))
+
+
+def judge_step(
+    traced: TracedProgram, recipe: Recipe, allocated: int, gpu: Gpu, alloc_conf: str = ""
+) -> Verdict:
+    """Whether a traced step with `allocated` bytes at its peak fits a GPU, by what the allocator would reserve."""
     from memir.cuda.verdict import judge
 
     ops = (op for op, _ in traced.program.counted(traced.env))
     trains = recipe.mode == "train"
-    verdict = judge(memory, ops, report.peak.allocated, trains=trains, torch=installed_torch())
-    progress("playing the allocator")
-    told = (f"allocator settings: {alloc_conf}",) if alloc_conf else ()
-    played = _played(verdict, traced, alloc_conf)
-    return replace(report, verdict=played, assumptions=(*report.assumptions, *told))
+    return _played(judge(gpu, ops, allocated, trains=trains, torch=installed_torch()), traced, alloc_conf)
 
 
 def _played(verdict: Verdict, traced: TracedProgram, alloc_conf: str) -> Verdict:

@@ -34,6 +34,12 @@ ALLOWED = {
     "options": {"errors", "ir", "registry"},
     "pipeline": DATA | {"analysis", "options", "registry"},
     "cache": DATA | {"analysis", "pipeline"},
+    "workers": {"errors"},
+    "findings": {"__version__"},
+    "diff": DATA | {"analysis", "api", "findings", "workers"},
+    "check": DATA | {"analysis", "api", "cuda", "diff", "findings", "report", "workers"},
+    "lint": DATA | {"analysis", "diff", "findings"},
+    "pytest": {"check", "errors"},
     "planner": DATA | {"analysis", "pipeline", "cache", "sweep"},
     "sweep": DATA | {"analysis", "pipeline", "cache"},
     "api": DATA

@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 import sys
 import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
@@ -59,7 +59,6 @@ def _choice(name: str, help_text: str) -> Decorator:
 
 
 _OPTIONS: tuple[Decorator, ...] = (
-    click.argument("model", metavar="TARGET"),
     click.option("-b", "--batch", type=int, help="Sequences in a batch, B.  [default: 1]"),
     click.option("-s", "--seq", type=int, help="Tokens in a sequence, S.  [default: 2048, or the model's limit if smaller]"),
     click.option(
@@ -121,11 +120,16 @@ _OPTIONS: tuple[Decorator, ...] = (
 
 def step_options(command: Callable[..., Any]) -> Callable[..., Any]:
     """TARGET and the options of a step; the command gets them as one argument, `request`."""
+    return click.argument("model", metavar="TARGET")(recipe_options(command))
+
+
+def recipe_options(command: Callable[..., Any]) -> Callable[..., Any]:
+    """`step_options` without the argument TARGET; a command that has none of the kind gets a request for ""."""
 
     @functools.wraps(command)
     def wrapper(
         *,
-        model: str,
+        model: str | None = None,
         batch: int | None,
         seq: int | None,
         sets: tuple[str, ...],
@@ -145,7 +149,7 @@ def step_options(command: Callable[..., Any]) -> Callable[..., Any]:
             dropout=dropout == "on",
             **{name.removeprefix("recipe_"): others.pop(name) for name in names},
         )
-        request = Request(model, recipe, batch, seq, parse_sets(sets), inputs, trust_remote_code, cache, fold)
+        request = Request(model or "", recipe, batch, seq, parse_sets(sets), inputs, trust_remote_code, cache, fold)
         return command(request=request, **others)
 
     for option in reversed(_OPTIONS):
@@ -173,6 +177,22 @@ def output_option(command: Callable[..., Any]) -> Callable[..., Any]:
         "-o", "--output", type=click.Path(dir_okay=False, path_type=Path), metavar="FILE", help="Write there, not to stdout."
     )
     return option(command)
+
+
+def also_option(formats: Sequence[str]) -> Decorator:
+    """`--also FORMAT=FILE`, repeatable: the same result in further formats, given to the command as `also`."""
+
+    def read(ctx: click.Context, param: click.Parameter, words: tuple[str, ...]) -> list[tuple[str, Path]]:
+        found = []
+        for word in words:
+            form, equals, name = word.partition("=")
+            if not equals or not name or form not in formats:
+                raise UsageError(f"--also: {word!r} is not FORMAT=FILE", hint=f"formats: {', '.join(formats)}")
+            found.append((form, Path(name)))
+        return found
+
+    text = "Write it in this format, too; repeatable."
+    return click.option("--also", multiple=True, metavar="FORMAT=FILE", callback=read, help=text)
 
 
 def listing_options(json_adds: str) -> Decorator:

@@ -26,6 +26,7 @@ class Residents:
         self.module, self.optimizer, self.batch, self.recorder = module, optimizer, batch, recorder
         self.host_scalars = host_scalars  # the optimizer keeps its step counters in host memory
         self.held: Callable[[], Mapping[str, torch.Tensor]] = dict  # what the loop holds beside the batch
+        self.reached: set[int] = set()  # parameters that a gradient reached
         self.names = {id(p): name.removeprefix("base_model.model.") for name, p in module.named_parameters()}
 
     def _mark(self, tensor: torch.Tensor, name: str, kind: Kind, of: str | None = None, device: str = "gpu") -> None:
@@ -60,11 +61,21 @@ class Residents:
                     host = host or getattr(held, "is_paged", False)  # bitsandbytes' managed memory
                     self._mark(held, f"{owner}.{key}", Kind.OPTIMIZER_STATE, owner, "host" if host else "gpu")
 
+    def forget_states(self) -> bool:
+        """Drops the state of parameters that no gradient reached in a step, and says whether there was any: the real optimizer
+        never makes it (`_init_group` in torch/optim/adam.py and its kin looks at parameters with a gradient only)."""
+        held = self.optimizer.state if self.optimizer is not None else {}
+        without = [parameter for parameter in held if id(parameter) not in self.reached and held[parameter]]
+        for parameter in without:
+            del held[parameter]
+        return bool(without)
+
     def note_gradients(self, phase: str = "optimizer") -> None:
         """Marks the gradients that parameters hold now; to be called where backward has ended."""
         if not phase.endswith("optimizer"):
             return
         for parameter in self.module.parameters():
             if parameter.grad is not None:
+                self.reached.add(id(parameter))
                 owner = self.names[id(parameter)]
                 self._mark(parameter.grad, f"{owner}.grad", Kind.GRADIENT, owner)

@@ -216,7 +216,12 @@ class _Tracing:
             with self._recording(recorder):
                 step(self.batch)
             residents.note_gradients()
+            recorder.silent = True
+            forgotten = residents.forget_states()
             gc.collect()
+            recorder.silent = False
+            if forgotten:
+                continue
             if _live_bytes(recorder) == before:
                 recorder.closed = True
                 return recorder

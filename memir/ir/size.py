@@ -13,6 +13,7 @@ import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from fractions import Fraction
+from functools import lru_cache
 from typing import ClassVar, Union
 
 Atom = Union[str, "Gen"]
@@ -75,6 +76,7 @@ def _is_factor(size: Size) -> bool:
     return coefficient > 0 if not monomial else coefficient == 1 and len(monomial) == 1
 
 
+@lru_cache(maxsize=4096)  # generators of generators are compared again and again
 def _atom_key(atom: Atom) -> tuple[int, str]:
     return (0, atom) if isinstance(atom, str) else (1, atom.text())
 

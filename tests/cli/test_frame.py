@@ -48,15 +48,22 @@ Commands:
   analyze  Peak memory of a training step: number, formula, place, and what is
            alive there.
   cache    Say what is kept of traced steps, or remove it.
+  check    Hold scenarios against their budgets and a baseline.
   compare  Compare the predicted step with a recorded CUDA memory snapshot.
+  diff     Say what a change of the model's code does to the peak, and which
+           line is behind it.
   export   Write the predicted step as a CUDA memory snapshot.
   formula  The memory of a model as mathematics over batch, sequence, depth and
            widths.
+  freeze   Every cut of frozen leading layers: memory, operations, speed-up; the
+           best one.
   gpus     List the known GPUs: memory as the driver reports it, FLOP/s,
            bandwidths.
   graph    Print the operators of a training step as PyTorch ran them
            (torch.fx).
+  init     Write a first configuration for memir check.
   ir       Print a training step's memory program.
+  lint     Find what in the model's code costs memory without need.
   opt      Run passes on a memory program in text form.
   presets  List the known models and their parameter counts.
   sweep    Peaks at many batches, lengths and recipes; the largest batch or

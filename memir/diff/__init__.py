@@ -1,0 +1,1 @@
+"""Two steps compared: which storages make the difference of their peaks, and which changed line is behind it."""
