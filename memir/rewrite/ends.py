@@ -110,8 +110,9 @@ def _cast_end(changes: Changes, name: str, end: int) -> int:
     flow = changes.flow
     born = flow.born[name]
     last = max(p for p in range(born, end + 1) if p == born or (flow.is_forward(p) and name in flow.reads(p)))
-    while last < end and flow.ops[last + 1].opcode in ("aten.view", "aten._unsafe_view"):
-        if not flow.reads(last + 1) <= {r.storage for r in flow.ops[last].results}:
-            break
-        last += 1
+    if last < end and flow.ops[last + 1].opcode in ("aten.view", "aten._unsafe_view"):
+        product, view = flow.ops[last], flow.ops[last + 1]
+        same_call = (product.path, product.source) == (view.path, view.source)  # a view by the caller comes after the call
+        if same_call and flow.reads(last + 1) <= {r.storage for r in product.results}:
+            return last + 1
     return last
