@@ -12,7 +12,9 @@ from typing import Any
 import torch
 from torch import nn
 
-_BEFORE = r"(^|\.)(word_embeddings_layernorm|embeddings_layernorm|project_in)$"  # parameters that no embedding has: bloom's, opt's
+_BEFORE = (
+    r"(^|\.)(word_embeddings_layernorm|embeddings_layernorm|project_in)$"  # parameters that no embedding has: bloom's, opt's
+)
 
 
 def layers_of(module: nn.Module) -> list[nn.Module]:
@@ -21,13 +23,10 @@ def layers_of(module: nn.Module) -> list[nn.Module]:
     return list(max(lists, key=lambda m: sum(p.numel() for p in m.parameters())))
 
 
-def freeze_cut(
-    module: nn.Module, cut: int, *, embeddings: bool = True, head: bool = False, no_grad: bool = True
-) -> None:
+def freeze_cut(module: nn.Module, cut: int, *, embeddings: bool = True, head: bool = False) -> None:
     """The first `cut` layers are not trained and run under no_grad, with `embeddings` what runs before them too.
 
     A table that the head shares stays trainable. `head`: what has parameters outside of layers and embeddings is not trained.
-    Without `no_grad` only requires_grad is False, and what transformers has made require a gradient still does.
     """
     layers = layers_of(module)
     within = {id(p) for layer in layers for p in layer.parameters()}
@@ -42,13 +41,13 @@ def freeze_cut(
                 p.requires_grad_(False)
     if not cut:
         return
-    if no_grad and hasattr(module, "disable_input_require_grads"):  # gradient_checkpointing_enable() has switched it on
+    if hasattr(module, "disable_input_require_grads"):  # gradient_checkpointing_enable() has switched it on
         module.disable_input_require_grads()
     for part in [*(before if embeddings else []), *layers[:cut]]:
         for p in part.parameters():
             if id(p) not in shared:
                 p.requires_grad_(False)
-    if embeddings and no_grad:
+    if embeddings:
         for part in [*before, *layers[:cut]]:
             part.forward = _without_grad(part.forward)
 

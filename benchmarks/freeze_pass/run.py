@@ -9,6 +9,8 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
+from torch import nn
+
 from benchmarks.accuracy_cpu.models import FILES
 from benchmarks.freeze_pass.cases import BATCH, SEQ, Case, target
 from memir.ir.core import Program
@@ -16,6 +18,7 @@ from memir.ir.core import Program
 ROOT = Path(__file__).resolve().parents[2]
 PHASES = ("forward", "backward", "optimizer")
 _MARK = "phase "
+Adjust = Callable[[nn.Module], None]
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,14 +48,9 @@ def _target(model: str) -> Iterator[tuple[str, dict[str, str]]]:
         yield str(path), sets
 
 
-def measured(case: Case, leave_embeddings: bool = False) -> Figures:
-    """Runs the case for real in this process, which has run nothing else.
-
-    `leave_embeddings`: transformers' hook that makes the embedding's output require a gradient stays where checkpointing
-    has registered it (and the leading layers do not run under no_grad, only requires_grad is False).
-    """
+def measured(case: Case, adjust: Adjust | None = None) -> Figures:
+    """Runs the case for real in this process, which has run nothing else; `adjust` freezes otherwise than the case says."""
     import torch
-    from torch import nn
 
     from benchmarks.freeze_pass.frozen import freeze_cut, freeze_pattern
     from memir.errors import MemirError
@@ -60,11 +58,11 @@ def measured(case: Case, leave_embeddings: bool = False) -> Figures:
     from memir.runtime.measure import measure_cpu
     from memir.runtime.real import RealStep, builder
 
-    def adjust(module: nn.Module) -> None:
-        if case.pattern:
+    def freeze(module: nn.Module) -> None:
+        if adjust is not None:
+            adjust(module)
+        elif case.pattern:
             freeze_pattern(module, case.pattern)
-        elif leave_embeddings:
-            freeze_cut(module, case.cut, no_grad=False)
         else:
             freeze_cut(module, case.cut)
 
@@ -82,7 +80,7 @@ def measured(case: Case, leave_embeddings: bool = False) -> Figures:
     torch.set_num_threads(1)
     try:
         with _target(case.model) as (path, sets), quiet():
-            build = builder(RealStep(path, case.recipe, BATCH, SEQ, sets), adjust, on_phase)
+            build = builder(RealStep(path, case.recipe, BATCH, SEQ, sets), freeze, on_phase)
 
             def build_marked() -> Callable[[], None]:
                 step = build()

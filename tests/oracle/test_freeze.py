@@ -7,7 +7,9 @@ every operator are equal. `python -m benchmarks.freeze_pass` compares with real 
 from __future__ import annotations
 
 import json
+from collections import defaultdict
 from collections.abc import Callable
+from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -17,7 +19,13 @@ import pytest
 from torch import nn
 
 from benchmarks.accuracy_cpu.models import CONFIGS
-from benchmarks.freeze_pass.frozen import freeze_cut, freeze_pattern
+from benchmarks.accuracy_cpu.pool import each_in_fresh_process
+from benchmarks.freeze_pass.__main__ import POINTS, TOLERANCE, read
+from benchmarks.freeze_pass.cases import BATCH as BATCH_REAL
+from benchmarks.freeze_pass.cases import DEPTH, Case, all_cases
+from benchmarks.freeze_pass.cases import SEQ as SEQ_REAL
+from benchmarks.freeze_pass.frozen import freeze_cut, freeze_pattern, layers_of
+from benchmarks.freeze_pass.run import Adjust, Figures, measured, predicted
 from memir.analysis.liveness import timeline
 from memir.frontend.attention import attention_of
 from memir.frontend.fake import Extent
@@ -32,7 +40,7 @@ from memir.passes.freeze import Freeze
 from memir.recipe import Lora, Recipe
 
 ROOT = Path(__file__).resolve().parents[2]
-BATCH, SEQ, DEPTH = 2, 16, 4
+BATCH, SEQ = 2, 16
 WIDTHS = {"vocab_size": 96, "hidden_size": 32, "n_embd": 32, "intermediate_size": 48, "n_inner": 48, "ffn_dim": 48}
 HEADS = {"num_attention_heads": 2, "num_key_value_heads": 1, "n_head": 2, "head_dim": 16, "word_embed_proj_dim": 32}
 TINY = WIDTHS | HEADS | dict.fromkeys(("num_hidden_layers", "n_layer", "num_layers"), DEPTH)
@@ -201,3 +209,81 @@ def test_a_pattern(name: str, pattern: str, whole: Whole, tmp_path: Path) -> Non
     expression = PATTERNS[pattern]
     real = traced(name, Recipe(), tmp_path, lambda module: freeze_pattern(module, expression))
     check(Freeze(pattern=expression).run(whole(name, Recipe())), real)
+
+
+# -- real runs: a few cases of `python -m benchmarks.freeze_pass`
+
+LIVE = ("llama/plain/cut2", "gpt2/plain/cut4", "gpt2/plain/second-layers")
+CHECKPOINTED = Case("llama", "checkpoint", Recipe(target="cpu", dtype="f32", checkpoint="full"), DEPTH - 1)
+
+
+def left(module: nn.Module) -> None:
+    """Embedding and leading layers frozen by name, after gradient_checkpointing_enable()."""
+    for part in (module.get_input_embeddings(), *layers_of(module)[: DEPTH - 1]):  # type: ignore[operator]
+        part.requires_grad_(False)
+
+
+def taken(module: nn.Module) -> None:
+    """The same, and the embedding's output does not require a gradient any more."""
+    left(module)
+    module.disable_input_require_grads()  # type: ignore[operator]
+
+
+@dataclass(frozen=True, slots=True)
+class Real:
+    case: Case
+    adjust: Adjust | None = None
+
+
+def run(real: Real) -> Figures:
+    return measured(real.case, real.adjust)
+
+
+@pytest.fixture(scope="module")
+def truth() -> list[Figures]:
+    """Every case run for real, each in a fresh process: LIVE, then CHECKPOINTED without and with the hook, and by the cut."""
+    cases = [Real(case) for name in LIVE for case in all_cases() if case.name == name]
+    cases += [Real(CHECKPOINTED, left), Real(CHECKPOINTED, taken), Real(CHECKPOINTED)]
+    return list(each_in_fresh_process(run, cases, jobs=2))
+
+
+@pytest.mark.parametrize("name", LIVE)
+def test_a_real_run(name: str, truth: list[Figures]) -> None:
+    """Start, peak of every phase and end, within 1 KiB."""
+    real = truth[LIVE.index(name)]
+    (told,) = predicted([case for case in all_cases() if case.name == name])
+    assert not real.error
+    assert not told.error
+    assert max(abs(p - m) for p, m in zip(told.numbers, real.numbers, strict=True)) <= TOLERANCE
+
+
+@pytest.mark.parametrize("name", LIVE)
+def test_the_committed_table_is_measured_again(name: str, truth: list[Figures]) -> None:
+    """Bytes of float32 runs do not depend on the machine."""
+    numbers = truth[LIVE.index(name)].numbers
+    assert [str(n) for n in numbers] == [read()[name][f"{point}_measured"] for point in POINTS]
+
+
+def test_a_hook_of_transformers_keeps_what_a_frozen_prefix_would_save(truth: list[Figures]) -> None:
+    """docs/freeze-pass.md: gradient_checkpointing_enable() makes the frozen embedding's output require a gradient."""
+    hooked, unhooked, by_cut = truth[len(LIVE) :]
+    assert hooked.at_start == unhooked.at_start
+    inputs = 4 * BATCH_REAL * SEQ_REAL * CONFIGS["llama"]["hidden_size"]  # of one layer, float32
+    generator = 5056  # each checkpoint keeps the CPU generator's state
+    assert hooked.peaks[0] - unhooked.peaks[0] == (DEPTH - 1) * (inputs + generator)
+    assert hooked.peaks[1] > unhooked.peaks[1]
+    assert unhooked == by_cut
+    (told,) = predicted([CHECKPOINTED])
+    assert max(abs(p - m) for p, m in zip(told.numbers, by_cut.numbers, strict=True)) <= TOLERANCE
+
+
+def test_the_committed_table_is_whole() -> None:
+    rows = read()
+    assert list(rows) == [case.name for case in all_cases()]
+    assert {row["verdict"] for row in rows.values()} <= {"exact", "within 1 KiB"}
+    cuts: dict[str, set[int]] = defaultdict(set)
+    for case in all_cases():
+        if case.recipe_name == "plain" and not case.pattern:
+            cuts[case.model].add(case.cut)
+    assert len(cuts) >= 10
+    assert all(found == {0, 1, 2, DEPTH - 1, DEPTH} for found in cuts.values())
