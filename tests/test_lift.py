@@ -59,7 +59,7 @@ def by_depth_and_cut(name: str) -> Program:
 
 
 def events(program: Program) -> list[tuple[object, ...]]:
-    """What it does to memory: live bytes before it; each operator with what it allocates, its scratch and what dies after it."""
+    """What it does to memory: live bytes before it; each operator with what it allocates, its scratch, what dies."""
     nbytes = {s.name: s.nbytes.text() for s in program.storages}
     live = {s.name for s in program.storages if s.live_in}
     rows: list[tuple[object, ...]] = [("start", sorted(nbytes[name] for name in live))]

@@ -12,9 +12,7 @@ from typing import Any
 import torch
 from torch import nn
 
-_BEFORE = (
-    r"(^|\.)(word_embeddings_layernorm|embeddings_layernorm|project_in)$"  # parameters that no embedding has: bloom's, opt's
-)
+_BEFORE = r"(^|\.)(word_embeddings_layernorm|embeddings_layernorm|project_in)$"  # of bloom, of opt
 
 
 def layers_of(module: nn.Module) -> list[nn.Module]:

@@ -2,7 +2,8 @@
 
 A storage is held by Python (until its `drops`, or its free where autograd never held it), by each autograd node that saved it
 (until the node has run: torch/csrc/autograd/engine.cpp, `release_variables`), by a checkpoint that was called with it (until
-all nodes within have run), and by the engine while it is a gradient on its way. Where nothing of that changed, it dies as it did.
+all nodes within have run), and by the engine while it is a gradient on its way. Where nothing of that changed, it dies as
+it did.
 """
 
 from __future__ import annotations
@@ -44,6 +45,8 @@ def _end(changes: Changes, name: str, base: int, touched: list[int]) -> int:
         return _cast_end(changes, name, base)
     if len(before) == len(after) and base not in changes.removed:
         return base
+    if not before and (held := _function_end(changes, base)) is not None:
+        return held
     dropped = _python_end(changes, name)
     if dropped is not None and not after and (not touched or touched[-1] <= dropped):
         return dropped  # nothing holds it beyond the last Python reference
@@ -73,6 +76,27 @@ def _node_end(changes: Changes, position: int) -> int:
     flow = changes.flow
     group = flow.group.get(flow.node[position] or "", []) if flow.gradient[position] else []
     return max((p for p in group if p not in changes.removed), default=position)
+
+
+def _function_end(changes: Changes, base: int) -> int | None:
+    """The last operator that still runs of the model's own autograd function (torch.autograd.Function) that has `base`.
+
+    No operator `saves` what such a function gives to ctx.save_for_backward, and its backward's operators have no forward one:
+    they stand in a row. It keeps all that it saved until it has run, whichever gradients are needed
+    (torch/csrc/autograd/python_function.cpp, PyNode::release_variables).
+    """
+    flow = changes.flow
+
+    def belongs(position: int) -> bool:
+        op, last = flow.ops[position], flow.ops[base]
+        return flow.gradient[position] and flow.node[position] is None and (op.path, op.source) == (last.path, last.source)
+
+    start = end = base
+    while belongs(start) and start > 0 and belongs(start - 1):
+        start -= 1
+    while belongs(end) and end + 1 < len(flow.ops) and belongs(end + 1):
+        end += 1
+    return max((p for p in range(start, end + 1) if belongs(p) and p not in changes.removed), default=None)
 
 
 def _python_end(changes: Changes, name: str) -> int | None:

@@ -1,7 +1,7 @@
 """The pass freeze against PyTorch: the same model with its parameters really frozen, traced, operator by operator.
 
-The oracle freezes by modules (benchmarks/freeze_pass/frozen.py), the pass by the program's data flow. Live bytes while and after
-every operator are equal. `python -m benchmarks.freeze_pass` compares with real runs; a few of its cases are here too.
+The oracle freezes by modules (benchmarks/freeze_pass/frozen.py), the pass by the program's data flow. Live bytes while and
+after every operator are equal. `python -m benchmarks.freeze_pass` compares with real runs; a few of its cases are here too.
 """
 
 from __future__ import annotations
@@ -45,7 +45,8 @@ WIDTHS = {"vocab_size": 96, "hidden_size": 32, "n_embd": 32, "intermediate_size"
 HEADS = {"num_attention_heads": 2, "num_key_value_heads": 1, "n_head": 2, "head_dim": 16, "word_embed_proj_dim": 32}
 TINY = WIDTHS | HEADS | dict.fromkeys(("num_hidden_layers", "n_layer", "num_layers"), DEPTH)
 OWN = {"falcon-alibi": CONFIGS["falcon"] | {"multi_query": False, "parallel_attn": False, "bias": True, "alibi": True}}
-SETS = {
+SETS: dict[str, dict[str, str]] = {
+    "tests/cases/own_function.py": {},
     "tests/cases/small_gpt.py": {"depth": str(DEPTH)},
     "examples/gpt.py": {"n_layer": str(DEPTH), "n_embd": "32", "n_head": "2", "vocab_size": "96"},
 }
@@ -209,6 +210,13 @@ def test_a_pattern(name: str, pattern: str, whole: Whole, tmp_path: Path) -> Non
     expression = PATTERNS[pattern]
     real = traced(name, Recipe(), tmp_path, lambda module: freeze_pattern(module, expression))
     check(Freeze(pattern=expression).run(whole(name, Recipe())), real)
+
+
+def test_a_function_of_the_models_own_keeps_what_it_saved(whole: Whole, tmp_path: Path) -> None:
+    """ctx.save_for_backward keeps the input that only the frozen weight's gradient would need."""
+    name, frozen = "tests/cases/own_function.py", r"layers\.\d\.own"
+    real = traced(name, Recipe(), tmp_path, lambda module: freeze_pattern(module, frozen))
+    check(Freeze(pattern=frozen).run(whole(name, Recipe())), real)
 
 
 # -- real runs: a few cases of `python -m benchmarks.freeze_pass`
