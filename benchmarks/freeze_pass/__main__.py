@@ -65,16 +65,14 @@ def main() -> int:
     if not cases:
         print(f"no case has {options.only!r} in its name", file=sys.stderr)
         return 2
-    rows = read()
     batches: list[list[Case]] = [list(group) for _, group in groupby(cases, lambda case: (case.model, case.recipe_name))]
     told = [figures for batch in each_in_fresh_process(predicted, batches, options.jobs) for figures in batch]
     done = []
     print(f"{'bytes measured, predicted minus measured':44} {' '.join(f'{point:>18}' for point in POINTS)}")
     for real, figures in zip(each_in_fresh_process(measured, cases, options.jobs), told, strict=True):
-        rows[real.case] = row(real, figures)
-        done.append(rows[real.case])
+        done.append(row(real, figures))
         print(show(done[-1]), flush=True)
-        write(rows, [case.name for case in every])
+        write({**read(), real.case: done[-1]}, [case.name for case in every])
     verdicts = [line["verdict"] for line in done]
     good = sum(verdict in ("exact", "within 1 KiB") for verdict in verdicts)
     print(f"{len(done)} cases: {verdicts.count('exact')} exact, {good} within 1 KiB, {len(done) - good} others")
