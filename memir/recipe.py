@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from dataclasses import dataclass, fields
+from typing import Any
 
 from memir.errors import UsageError
 
@@ -16,6 +17,7 @@ CHOICES = {
     "optimizer_impl": ("default", "foreach", "fused", "for-loop"),
     "amp": ("none", "bf16", "f16"),
     "checkpoint": ("none", "full"),
+    "loss": ("model", "fused-linear", "fused-linear-fp32", "fused-linear-0.4", "chunked"),
     "mode": ("train", "forward"),
     "zero_grad": ("first", "last"),
     "batch_kind": ("full", "padded"),
@@ -69,31 +71,57 @@ class Lora:
         return text + (f",targets={','.join(self.targets)}" if self.targets else "")
 
 
+_KINDS = {"nf4": ("double", "keep"), "fp4": ("double", "keep"), "int8": ("keep",), "gptq": ("bits", "group", "kernel")}
+
+
 @dataclass(frozen=True, slots=True)
 class Quantize:
-    """Frozen 4-bit base weights as bitsandbytes keeps them; what is trained are adapters (QLoRA)."""
+    """Frozen base weights in few bits; what is trained are adapters (QLoRA). nf4, fp4 and int8 are bitsandbytes'."""
 
-    kind: str = "nf4"  # "nf4" or "fp4": the values differ, the bytes do not
-    double: bool = False  # the scales are quantized too (bnb_4bit_use_double_quant)
-    keep: bool = (
-        False  # what is not quantized stays in the recipe's dtype; else fp32, as prepare_model_for_kbit_training has it
-    )
+    kind: str = "nf4"  # "nf4" or "fp4": the values differ, the bytes do not; "int8"; "gptq"
+    double: bool = False  # 4 bits: the scales are quantized too (bnb_4bit_use_double_quant)
+    keep: bool = False  # the rest stays in the recipe's dtype; else fp32, as prepare_model_for_kbit_training has it
+    bits: int = 4  # gptq: 2, 3 (torch only), 4 or 8
+    group: int = 128  # gptq: inputs that share a scale; -1: all of a layer
+    kernel: str = "triton"  # gptq: "triton" dequantizes again in backward, "torch" keeps the matrix
 
     @staticmethod
     def parse(text: str) -> Quantize:
-        """`nf4`, `nf4,double`, `nf4,double,keep`."""
-        kind, *flags = (word.strip() for word in text.split(","))
-        known = ("double", "keep")
-        if kind not in ("nf4", "fp4"):
-            hint = "known: nf4, fp4, each with  ,double  (scales quantized too) and  ,keep  (norms and embeddings stay 16-bit)"
+        """`nf4`, `nf4,double,keep`, `int8`, `gptq,bits=4,group=128,kernel=torch`."""
+        kind, *words = (word.strip() for word in text.split(","))
+        if kind not in _KINDS:
+            hint = "known: nf4, fp4  with  ,double  (scales quantized too) and  ,keep  (norms and embeddings stay 16-bit);"
+            hint += "\nint8  with  ,keep;  gptq  with  ,bits=4,group=128,kernel=triton"
             raise UsageError(f"--quantize: {kind!r} is no kind of quantization", hint=hint)
-        for flag in flags:
-            if flag not in known or flags.count(flag) > 1:
-                what = "is given twice" if flag in known else "is no option"
-                raise UsageError(f"--quantize: {flag!r} {what}", hint=f"known: {', '.join(known)}")
-        return Quantize(kind, **dict.fromkeys(flags, True))
+        known = _KINDS[kind]
+        given: dict[str, Any] = {}
+        for word in words:
+            name, equals, value = word.partition("=")
+            if name not in known or bool(equals) != (kind == "gptq"):
+                example = ", ".join(f"{name}=..." if kind == "gptq" else name for name in known)
+                raise UsageError(f"--quantize: {word!r} is no option of {kind}", hint=f"known: {example}")
+            if name in given:
+                raise UsageError(f"--quantize: {name!r} is given twice")
+            given[name] = value if equals else True
+        for name in ("bits", "group"):
+            if name in given:
+                try:
+                    given[name] = int(given[name])
+                except ValueError:
+                    raise UsageError(f"--quantize: {name} is a whole number, not {given[name]!r}") from None
+        return Quantize(kind, **given)
+
+    def __post_init__(self) -> None:
+        if self.kernel not in ("triton", "torch"):
+            raise UsageError(f"--quantize: kernel is triton or torch, not {self.kernel!r}")
+        if self.bits not in (2, 3, 4, 8) or (self.bits == 3 and self.kernel == "triton"):
+            raise UsageError(f"--quantize: bits is 2, 4 or 8, and 3 with kernel=torch; not {self.bits}")
+        if self.group != -1 and (self.group < 1 or self.group % 16):
+            raise UsageError(f"--quantize: group is -1 (one scale a column) or a multiple of 16, not {self.group}")
 
     def __str__(self) -> str:
+        if self.kind == "gptq":
+            return f"gptq,bits={self.bits},group={self.group},kernel={self.kernel}"
         return ",".join([self.kind, *(name for name in ("double", "keep") if getattr(self, name))])
 
 
@@ -105,13 +133,14 @@ class Recipe:
     dtype: str = "bf16"  # of parameters and activations
     amp: str = "none"  # torch.autocast around forward and loss, in this type
     attention: str = "sdpa"  # PyTorch chooses the kernel; one of KERNELS: only that one; "eager": Hugging Face's own operators
-    optimizer: str = "adamw"  # any torch.optim class by name, or "none"
+    optimizer: str = "adamw"  # a torch.optim class, bitsandbytes' or transformers', or "none" (docs/optimizers.md)
     optimizer_impl: str = "default"  # "foreach", "fused", "for-loop"; "default" is what PyTorch picks on the target
     clip: float = 0.0  # max norm for clip_grad_norm_; 0 is none
     accumulate: int = 1  # micro-batches a step
     checkpoint: str = "none"  # "none" or "full": torch.utils.checkpoint (use_reentrant=False) around every layer
     lora: Lora | None = None
-    quantize: Quantize | None = None  # 4-bit base weights; they need adapters to train
+    quantize: Quantize | None = None  # base weights in few bits; they need adapters to train
+    loss: str = "model"  # the model's own; "fused-linear...": Liger's for head and loss; "chunked": torchtune's
     dropout: bool = True  # False sets every dropout probability to 0
     mode: str = "train"  # "train", or "forward": one forward pass without gradients
     keep_outputs: bool = False  # the caller's variable holds the outputs during backward and through the next forward
@@ -126,7 +155,18 @@ class Recipe:
                 raise UsageError(f"{name.replace('_', '-')}: {getattr(self, name)!r} is none of {', '.join(allowed)}")
         if self.quantize is not None and self.lora is None and self.mode == "train":
             hint = "add  --lora r=16"
-            raise UsageError("quantize: 4-bit weights cannot be trained, and there are no adapters", hint=hint)
+            raise UsageError("quantize: quantized weights cannot be trained, and there are no adapters", hint=hint)
+        if self.quantize is not None and self.quantize.kind == "gptq":
+            if self.target != "cuda":
+                raise UsageError("quantize: gptq is described on cuda only")
+            if self.quantize.kernel == "triton" and self.dtype != "f16":
+                hint = "write  --dtype f16,  or  --quantize gptq,kernel=torch"
+                raise UsageError(f"quantize: gptq's triton kernel computes in fp16, not {self.dtype}", hint=hint)
+        if self.loss.startswith("fused-linear"):
+            if self.target != "cuda":
+                raise UsageError(f"loss: {self.loss} is Liger's kernel for cuda, and the target is {self.target}")
+            if self.amp != "none":
+                raise UsageError(f"loss: {self.loss} under autocast is not described", hint="amp none, or loss chunked")
         if self.attention in KERNELS and self.target != "cuda":
             raise UsageError(f"attention: {self.attention} is a kernel of cuda, and the target is {self.target}")
         if self.gpu and not re.fullmatch(r"\d{1,2}\.\d", self.gpu):
@@ -135,3 +175,13 @@ class Recipe:
             raise UsageError(f"accumulate: {self.accumulate} is not a positive number of micro-batches")
         if self.clip < 0:
             raise UsageError(f"clip: {self.clip:g} is negative")
+
+
+def summary(recipe: Recipe) -> str:
+    """The options in a line, those at their defaults left out: `bf16 adamw, checkpoint full`."""
+    said = [recipe.dtype, recipe.optimizer]
+    for field in fields(Recipe):
+        value = getattr(recipe, field.name)
+        if field.name not in ("dtype", "optimizer") and value != field.default:
+            said.append(f"{field.name.replace('_', '-')} {str(value).lower() if isinstance(value, bool) else value}")
+    return ", ".join(said)

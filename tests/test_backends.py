@@ -77,8 +77,8 @@ GPT (model.py:118)   123.7 M parameters, 12 layers, bf16, adamw   B=2, S=500
     B*S <= 35   0.03 MiB, then 16 bytes a token   optimizer aten._foreach_sqrt
     B*S >= 36   0.03 MiB, then 1.70 KiB a token   backward …_log_softmax_backward_data (model.py:31)
   recipe: target cuda, dtype bf16, amp none, attention sdpa, optimizer adamw, optimizer-impl
-    default, clip 0, accumulate 1, checkpoint none, lora none, quantize none, dropout on, mode
-    train, keep-outputs off, function off, zero-grad last, batch-kind full
+    default, clip 0, accumulate 1, checkpoint none, lora none, quantize none, loss model, dropout
+    on, mode train, keep-outputs off, function off, zero-grad last, batch-kind full
   assumed: steady state
 """
 

@@ -176,6 +176,9 @@ QLORA = Recipe(
         ("llama", QLORA, 7),
         ("llama", Recipe(dtype="f32", amp="bf16"), 7),
         ("llama", Recipe(dtype="f32", amp="f16", checkpoint="full"), 7),
+        ("llama", Recipe(optimizer="paged_adamw_8bit", loss="fused-linear", checkpoint="full"), 7),
+        ("llama", Recipe(lora=QLORA.lora, quantize=Quantize("int8"), loss="chunked"), 7),
+        ("llama", Recipe(optimizer="muon"), 7),
     ],
 )
 def test_other_recipes_fold_too(model: str, recipe: Recipe, depth: int) -> None:

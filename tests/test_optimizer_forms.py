@@ -10,6 +10,7 @@ from unittest import mock
 import pytest
 import torch
 from torch import nn
+from torch.optim.optimizer import _default_to_fused_or_foreach
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from memir.cuda.optimizers import default_form, forms
@@ -66,6 +67,37 @@ def form_that_runs(optimizer: torch.optim.Optimizer) -> str:
     with mock.patch("torch.optim.optimizer._get_foreach_kernels_supported_devices", return_value=["cpu"]), Opcodes() as opcodes:
         optimizer.step()
     return opcodes.form
+
+
+class Wrapped(torch.Tensor):
+    """A tensor of another class, as a sharded or quantized one is."""
+
+
+BY_TENSOR = [  # device, parameter type, class, use_fused -> form; torch/optim/optimizer.py, `_default_to_fused_or_foreach`
+    *(
+        ("cuda", dtype, nn.Parameter, False, "foreach")
+        for dtype in (torch.float32, torch.bfloat16, torch.float16, torch.complex64)
+    ),
+    *(("cpu", dtype, nn.Parameter, False, "for-loop") for dtype in (torch.float32, torch.bfloat16, torch.float16)),
+    *(("meta", dtype, nn.Parameter, False, "for-loop") for dtype in (torch.float32, torch.bfloat16)),
+    *(("cuda", dtype, nn.Parameter, True, "fused") for dtype in (torch.float32, torch.bfloat16, torch.float16)),
+    ("cuda", torch.complex64, nn.Parameter, True, "foreach"),  # fused kernels take floating-point tensors only
+    ("cpu", torch.float32, nn.Parameter, True, "fused"),
+    ("cuda", torch.float32, Wrapped, False, "for-loop"),
+    ("cuda", torch.float32, Wrapped, True, "for-loop"),
+    ("cuda", torch.float32, torch.Tensor, False, "foreach"),
+]
+
+
+@pytest.mark.parametrize(("device", "dtype", "cls", "use_fused", "form"), BY_TENSOR)
+def test_the_form_by_device_and_type(device: str, dtype: torch.dtype, cls: type, use_fused: bool, form: str) -> None:
+    """PyTorch's own function; there is no CUDA here, so the cpu is put on the list of devices with foreach kernels."""
+    plain = torch.ones(2, dtype=dtype, device="meta" if device == "meta" else "cpu")
+    tensor = nn.Parameter(plain) if cls is nn.Parameter else plain.as_subclass(cls)
+    with_foreach = ["cpu"] if device == "cuda" else ["cuda"]
+    with mock.patch("torch.optim.optimizer._get_foreach_kernels_supported_devices", return_value=with_foreach):
+        fused, foreach = _default_to_fused_or_foreach([tensor], False, use_fused)
+    assert ("fused" if fused else "foreach" if foreach else "for-loop") == form
 
 
 def test_the_table_has_every_class() -> None:

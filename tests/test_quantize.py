@@ -32,7 +32,9 @@ def llama(tmp_path: Path) -> str:
     return str(path)
 
 
-@pytest.mark.parametrize("text", ["nf4", "fp4,double", "nf4,double,keep"])
+@pytest.mark.parametrize(
+    "text", ["nf4", "fp4,double", "nf4,double,keep", "int8", "int8,keep", "gptq,bits=3,group=-1,kernel=torch"]
+)
 def test_a_spelling_reads_back(text: str) -> None:
     assert str(Quantize.parse(text)) == text
 
@@ -44,6 +46,16 @@ def test_a_spelling_reads_back(text: str) -> None:
         ("", "'' is no kind"),
         ("nf4,triple", "'triple' is no option"),
         ("nf4,double,double", "'double' is given twice"),
+        ("int8,double", "'double' is no option of int8"),
+        ("nf4,bits=4", "'bits=4' is no option of nf4"),
+        ("gptq,keep", "'keep' is no option of gptq"),
+        ("gptq,bits", "'bits' is no option of gptq"),
+        ("gptq,bits=4,bits=4", "'bits' is given twice"),
+        ("gptq,bits=four", "bits is a whole number, not 'four'"),
+        ("gptq,bits=5", "bits is 2, 4 or 8, and 3 with kernel=torch; not 5"),
+        ("gptq,bits=3", "bits is 2, 4 or 8, and 3 with kernel=torch; not 3"),
+        ("gptq,group=0", "group is -1 .* not 0"),
+        ("gptq,kernel=exllama", "kernel is triton or torch, not 'exllama'"),
     ],
 )
 def test_a_wrong_spelling_is_told(text: str, message: str) -> None:
@@ -76,6 +88,71 @@ def test_bytes_by_hand(llama: str, double: bool) -> None:
     rotary = 4 * 16  # inv_freq, held twice
     assert bytes_of(traced.program, Kind.BUFFER) - scales - 14 * 64 in (rotary, 2 * rotary)
     assert traced.num_parameters == 2 * sum(matrices) + 2 * 512 * 128 + 5 * 128 + traced.num_trainable
+
+
+def test_int8_bytes_by_hand(llama: str) -> None:
+    traced = memir.trace(llama, Recipe(dtype="bf16", lora=LORA, quantize=Quantize("int8", keep=True)), batch=2, seq=32)
+    packed = 2 * (4 * 128 * 128 + 3 * 128 * 256)
+    rest = 2 * (2 * 512 * 128 + 5 * 128) + 4 * 2 * (4 * 128 + 4 * 128)  # 16-bit, and the adapters in fp32
+    assert bytes_of(traced.program, Kind.PARAMETER) == packed + rest
+    scales = 2 * 4 * (4 * 128 + 2 * 256 + 128)
+    assert bytes_of(traced.program, Kind.BUFFER) - scales in (64, 128)  # inv_freq, once or twice
+    assert traced.num_parameters == packed + 2 * 512 * 128 + 5 * 128 + traced.num_trainable
+
+
+def test_int8_layers_hold_their_inputs_until_the_loss_goes(llama: str) -> None:
+    """down_proj's input of the first layer, [64, 256] in bf16: made by the product before it, freed with the loss."""
+    recipe = Recipe(dtype="bf16", lora=LORA, quantize=Quantize("int8", keep=True), checkpoint="full")
+    program = memir.trace(llama, recipe, batch=2, seq=32).program
+    ops = [(phase.name, op) for phase, op in program.ops()]
+    products = [op for phase, op in ops if phase == "forward" and op.opcode == "aten.mul.Tensor"]
+    forward = [op for op in products if op.path.endswith("layers.0.mlp")]
+    inputs = {result.storage for op in forward for result in op.results}
+    freeing = [op for _, op in ops if inputs & set(op.frees)]
+    assert inputs
+    assert {(op.opcode, op.source) for op in freeing} == {("memir.free", "drop_loss")}
+    quantized = [op for _, op in ops if op.opcode == "bitsandbytes.int8_vectorwise_quant"]
+    assert {str(op.scratch) for op in quantized} == {"384*B*S", "768*B*S"}  # 3 bytes an element of the input
+
+
+@pytest.mark.parametrize(("bits", "group"), [(4, 128), (4, -1), (8, 32), (2, 64)])
+def test_gptq_bytes_by_hand(llama: str, bits: int, group: int) -> None:
+    recipe = Recipe(dtype="f16", lora=LORA, quantize=Quantize("gptq", bits=bits, group=group))
+    traced = memir.trace(llama, recipe, batch=2, seq=32)
+    rest = 2 * (2 * 512 * 128 + 5 * 128) + 4 * 2 * (4 * 128 + 4 * 128)  # norms stay fp16
+    assert bytes_of(traced.program, Kind.PARAMETER) == rest
+
+    def packed(inputs: int, outputs: int) -> int:
+        groups = 1 if group == -1 else -(-inputs // group)
+        return inputs * outputs * bits // 8 + groups * outputs * bits // 8 + 2 * groups * outputs + 4 * inputs
+
+    held = 2 * (4 * packed(128, 128) + 2 * packed(128, 256) + packed(256, 128))
+    assert bytes_of(traced.program, Kind.BUFFER) - held in (64, 128)
+    linear = 2 * (4 * 128 * 128 + 3 * 128 * 256)
+    assert traced.num_parameters == linear + 2 * 512 * 128 + 5 * 128 + traced.num_trainable
+
+
+@pytest.mark.parametrize(("kernel", "uses", "kept"), [("triton", 2, 0), ("torch", 1, 1)])
+def test_gptq_dequantizes_again_or_keeps_the_matrix(llama: str, kernel: str, uses: int, kept: int) -> None:
+    recipe = Recipe(dtype="f16", lora=LORA, quantize=Quantize("gptq", kernel=kernel))
+    program = memir.trace(llama, recipe, batch=2, seq=32).program
+    ops = [op for _, op in program.ops() if op.opcode == "gptq.dequantize" and "layers.1.mlp.gate" in op.path]
+    assert len(ops) == uses
+    made = ops[0].results[0].storage
+    frees = [phase.name for phase, op in program.ops() if made in op.frees]
+    assert frees == ["backward" if kept else "forward"]
+    assert [s.nbytes for s in program.storages if s.name == made] == [Size.of(2 * 128 * 256)]
+
+
+def test_where_gptq_is_not_described(llama: str) -> None:
+    quantize = Quantize("gptq")
+    with pytest.raises(UsageError, match="triton kernel computes in fp16, not bf16"):
+        Recipe(lora=LORA, quantize=quantize)
+    with pytest.raises(UsageError, match="gptq is described on cuda only"):
+        Recipe(lora=LORA, quantize=quantize, dtype="f16", target="cpu")
+    recipe = Recipe(dtype="f16", lora=LORA, quantize=quantize)
+    with pytest.raises(UsageError, match=r"q_proj has 120 inputs and \d+ outputs, not multiples of 32"):
+        memir.trace(llama, recipe, batch=2, seq=32, sets={"hidden_size": 120, "head_dim": 32})
 
 
 def test_every_use_dequantizes_once_more_under_checkpointing(llama: str) -> None:

@@ -10,8 +10,9 @@ from hypothesis import assume, given
 from hypothesis import strategies as st
 
 from memir.errors import ParseError
-from memir.ir.size import ONE, ZERO, Gen, Size, ceil_div, floor_div, max_of, min_of
+from memir.ir.size import ONE, ZERO, Gen, Size, ceil_div, floor_div, max_of, min_of, pow2_of
 from memir.ir.sizetext import parse_size
+from memir.ir.symbolic import to_sympy
 from tests.strategies import SYMBOLS, environments, polynomials, shards, sizes
 
 B, S, T = Size.of("B"), Size.of("S"), Size.of("t")
@@ -173,3 +174,19 @@ def test_division_by_zero_is_an_error() -> None:
         (3 * B).exact_div(2)
     with pytest.raises(KeyError):
         B.evaluate({"S": 1})
+
+
+def test_the_next_power_of_two() -> None:
+    tokens = Size.of("B") * Size.of("S")
+    rows = pow2_of(ceil_div(tokens, 3))
+    assert str(rows) == "pow2(ceil(B*S/3))"
+    assert parse_size(str(rows)) is rows
+    assert [pow2_of(number) for number in (-1, 0, 1, 2, 3, 4, 5, 1025)] == [Size.of(n) for n in (1, 1, 1, 2, 4, 4, 8, 2048)]
+    for seq in range(1, 200):
+        value = rows.evaluate({"B": 2, "S": seq})
+        quotient = -(-2 * seq // 3)
+        assert quotient <= value < 2 * quotient
+        assert value & (value - 1) == 0
+        assert rows.substitute({"B": 2, "S": seq}) is Size.of(value)
+        assert to_sympy(rows).subs({to_sympy(B): 2, to_sympy(S): seq}) == value
+    assert (rows - 1).is_nonnegative

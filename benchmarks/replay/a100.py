@@ -12,7 +12,7 @@ what is allocated after training.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from memir.recipe import Lora, Quantize, Recipe
 
@@ -21,7 +21,14 @@ LORA = Lora(r=16, targets=("q_proj", "k_proj", "v_proj", "o_proj"))
 FULL = Recipe(checkpoint="full", clip=CLIP)
 ADAPTED = Recipe(checkpoint="full", clip=CLIP, lora=LORA)
 BNB = Recipe(checkpoint="full", clip=CLIP, lora=LORA, quantize=Quantize(double=True, keep=True), amp="bf16")
-RECIPES = {"full": FULL, "lora": ADAPTED, "accelerated-peft-bnb": BNB}
+GPTQ = Recipe(checkpoint="full", clip=CLIP, lora=LORA, quantize=Quantize("gptq"), dtype="f16", amp="f16")
+RECIPES = {
+    "full": FULL,
+    "lora": ADAPTED,
+    "accelerated-peft-bnb": BNB,
+    "accelerated-peft-autogptq": GPTQ,
+    "accelerated-peft-autogptq, no groups": replace(GPTQ, quantize=Quantize("gptq", group=-1)),
+}
 # At S=4096 a window of 4096 hides nothing, and flash-attn 2 needs no mask for it.
 NO_WINDOW = {"sliding_window": "none"}
 
@@ -59,6 +66,11 @@ FACTS = (
     Fact("accelerated-peft-bnb", "Llama-2-70b", "llama-2-70b", 4, 4096, 68_126_381_056, 37_179_001_856),
     Fact("accelerated-peft-bnb", "Mixtral-8x7B", "mixtral-8x7b", 4, 4096, 36_731_843_072, 24_664_501_248),
     Fact("accelerated-peft-bnb", "Mixtral-8x7B", "mixtral-8x7b", 8, 4096, 48_770_183_680, 24_664_894_464),
+    Fact("accelerated-peft-autogptq", "Mistral-7B", "mistral-7b", 4, 4096, 16_404_148_736, 4_336_806_912),
+    Fact("accelerated-peft-autogptq", "Mistral-7B", "mistral-7b", 8, 4096, 28_442_489_344, 4_337_200_128),
+    Fact("accelerated-peft-autogptq, no groups", "Mixtral-8x7B", "mixtral-8x7b", 4, 4096, 36_041_912_832, 23_974_571_008),
+    Fact("accelerated-peft-autogptq, no groups", "Mixtral-8x7B", "mixtral-8x7b", 8, 4096, 48_080_253_440, 23_974_964_224),
+    Fact("accelerated-peft-autogptq, no groups", "Llama-2-70b", "llama-2-70b", 4, 4096, 67_069_711_872, 36_122_332_160),
     Fact("full", "SantaCoder", "santacoder", 4, 2048, 11_267_745_280, 6_770_300_416),
     Fact("full", "SantaCoder", "santacoder", 8, 2048, 15_193_274_880, 6_769_448_448),
 )

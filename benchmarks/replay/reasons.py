@@ -7,7 +7,7 @@ from benchmarks.replay.rows import Row
 LOADING = "blocks that were left unsplit while the weights were loaded"
 LEFT_OUT = (
     "fms-acceleration, fused kernels (`foak`): fused cross entropy, RMSNorm and RoPE of that package are not described.",
-    "fms-acceleration, `baseline-peft-bnb`, GPTQ: their casts and packing are not described yet.",
+    "fms-acceleration, `baseline-peft-bnb`: its casts are not described yet.",
     "fms-acceleration, rows without a sequence length (padded to the longest of a batch), and two GPUs (FSDP).",
     "fms-acceleration, SantaCoder with adapters: the rows do not say what `c_attn` adapters fuse.",
     "nvidia-smi rows: the sum of reserved bytes and a constant, or without the allocator's figures.",

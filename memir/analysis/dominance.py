@@ -138,6 +138,9 @@ class Comparer:
                 return one
             signs[slack] = Range(0)  # a - s, s = max(0, a - b)
             return _sum(a, one, -1)
+        if gen.op == "pow2":  # a + s, 0 <= s < a; in the other form 2a - s
+            signs[slack] = Range(0, None if high_a is None else max(0, -int(-high_a // 1)))
+            return _sum(_sum(a, a, 1), one, -1) if self.other_form else _sum(a, one, 1)
         if gen.b.is_constant and gen.b.constant > 0:  # (a + s)/b for ceil, (a + s - edge)/b for floor, s in 0..edge
             divisor = gen.b.constant
             whole = all(exponent > 0 for monomial, _ in gen.a.terms for _, exponent in monomial)

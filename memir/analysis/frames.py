@@ -1,8 +1,9 @@
-"""Programs whose number of repetitions is a symbol, analyzed at its two smallest values.
+"""Programs whose numbers of repetitions are symbols (a depth; a depth and a cut), analyzed at their smallest values.
 
 A body that is executed n times does the same in every iteration: it allocates and frees members of families, each of one size.
 So the live bytes at one of its operators are affine in the iteration and in n: at the first and at the last iteration, and
-everywhere outside of the Repeats, they are a line over n, and two values of n determine it. What could break this (a size with
+everywhere outside of the Repeats, they are a line over n, and two values of n determine it (a plane over two symbols, and three
+places). What could break this (a size with
 the iteration in it, a storage that only the first iteration allocates) is looked for, and InconclusiveError says so.
 """
 
@@ -39,24 +40,27 @@ class Frame:
 
 @dataclass(frozen=True, slots=True)
 class Frames:
-    """One frame of a program that is flat, or two from which every quantity at any number of repetitions follows.
+    """One frame of a program that is flat, or those from which every quantity at any number of repetitions follows.
 
-    `symbol` is the one that counts, `low` its value in the first frame and `step` how much more it is in the second.
-    `program` is the analyzed one, in which Repeats whose count is a number are written out.
+    `axes` are the symbols that count, each with its value in the first frame and how much more it is in a further frame, in
+    which the others are as in the first. `program` is the analyzed one; in it Repeats whose count is a number are written out.
     """
 
     program: Program
     frames: tuple[Frame, ...]
-    symbol: str = ""
-    low: int = 0
-    step: int = 1
+    axes: tuple[tuple[str, int, int], ...] = ()
+
+    @property
+    def symbol(self) -> str:
+        """The symbol that counts the layers: the first one; empty where there is none."""
+        return self.axes[0][0] if self.axes else ""
 
     def extend(self, numbers: Sequence[int], env: Mapping[str, int]) -> int:
         """A quantity at `env` from its value in each frame."""
-        if len(numbers) == 1:
-            return numbers[0]
-        more = (env[self.symbol] - self.low) // self.step
-        return numbers[0] + more * (numbers[1] - numbers[0])
+        total = numbers[0]
+        for (symbol, low, step), number in zip(self.axes, numbers[1:], strict=True):
+            total += (env[symbol] - low) // step * (number - numbers[0])
+        return total
 
     def extend_all(self, columns: Sequence[Mapping[K, Sequence[int]]], env: Mapping[str, int]) -> dict[K, list[int]]:
         """Groups of quantities by name at `env` from those in each frame; a name that a frame has not counts as zeros there."""
@@ -76,16 +80,31 @@ def frames_of(program: Program, device: str = "gpu") -> tuple[Frames, Timeline]:
         line = flat_timeline(flat, device)
         return Frames(flat, (Frame(flat, line, range(len(line.steps))),)), line
     program = unroll(program)
-    symbol = _symbol(program)
-    own = [text for text in program.domain if (c := Condition.read(text)) and c.symbols() == {symbol}]
-    found = points([symbol], own, limit=2)
-    if len(found) < 2:
-        raise InconclusiveError(f"there are no two values of {symbol} to compare", where=f"program @{program.name}")
-    low, high = (env[symbol] for env in found)
+    axes = _axes(program)
     _check(program)
-    frames = tuple(_frame(program, {symbol: value}, device) for value in (low, high))
-    all_frames = Frames(program, frames, symbol, low, high - low)
+    first = {symbol: low for symbol, low, _ in axes}
+    places = [first, *({**first, symbol: low + step} for symbol, low, step in axes)]
+    frames = tuple(_frame(program, env, device) for env in places)
+    all_frames = Frames(program, frames, axes)
     return all_frames, _line(program, all_frames)
+
+
+def _axes(program: Program) -> tuple[tuple[str, int, int], ...]:
+    """The symbols that count, with the value of the first frame and the step to a further one."""
+    symbols = _symbols(program)
+    own = [text for text in program.domain if (c := Condition.read(text)) and c.symbols() <= set(symbols)]
+    if len(symbols) == 1:
+        found = points(symbols, own, limit=2)
+        if len(found) < 2:
+            raise InconclusiveError(f"there are no two values of {symbols[0]} to compare", where=f"program @{program.name}")
+        low, high = (env[symbols[0]] for env in found)
+        return ((symbols[0], low, high - low),)
+    conditions = [c for text in own if (c := Condition.read(text)) is not None]
+    for env in sorted(points(symbols, own, limit=200), key=lambda env: sum(env.values())):
+        moved = [{**env, symbol: env[symbol] + 1} for symbol in symbols]
+        if all(c.holds(place) for place in moved for c in conditions):
+            return tuple((symbol, env[symbol], 1) for symbol in symbols)
+    raise InconclusiveError(f"there are no small values of {', '.join(symbols)} to compare", where=f"program @{program.name}")
 
 
 def played(frames: Frames, numbers: Sequence[int], env: Mapping[str, int]) -> Iterator[tuple[str, list[int]]]:
@@ -107,17 +126,19 @@ def played(frames: Frames, numbers: Sequence[int], env: Mapping[str, int]) -> It
         yield phase.name, found
 
 
-def _symbol(program: Program) -> str:
+def _symbols(program: Program) -> list[str]:
+    """The symbols that count repetitions or members of families, in the order of the program's dims."""
     declared = [s.name for s in program.storages] + [v.name for v in program.values]
     sizes = [op.count for op in _repeats(program)] + [n for name in declared for n in extents(name)]
-    symbols = sorted({symbol for size in sizes for symbol in size.symbols()})
-    if len(symbols) > 1:
+    symbols = {symbol for size in sizes for symbol in size.symbols()}
+    if len(symbols) > 2:
+        given = ", ".join(sorted(symbols))
         raise InconclusiveError(
-            f"live bytes are computed for one number of repetitions that is a symbol, not for {', '.join(symbols)}",
+            f"live bytes are computed for one or two numbers of repetitions that are symbols, not for {given}",
             where=f"program @{program.name}",
             hint="give the others a value first (`bind` in memir.ir.unroll)",
         )
-    return symbols[0]
+    return [d for d in program.dims if d in symbols]
 
 
 def _repeats(program: Program) -> Iterator[Repeat]:
@@ -171,50 +192,52 @@ def _frame(program: Program, env: Mapping[str, int], device: str) -> Frame:
 
 
 def _line(program: Program, frames: Frames) -> Timeline:
-    """The timeline over the symbol too."""
-    a, b = (frame.line for frame in frames.frames)
-    more = Size.of(frames.symbol) - frames.low
-    if frames.step > 1:
-        more = floor_div(more, frames.step)
-    columns = _Columns(a.basis, b.basis, more)
+    """The timeline over the symbols too."""
+    lines = [frame.line for frame in frames.frames]
+    growth = []
+    for symbol, low, step in frames.axes:
+        more = Size.of(symbol) - low
+        growth.append(floor_div(more, step) if step > 1 else more)
+    columns = _Columns([line.basis for line in lines], growth)
     seen: dict[tuple[int, ...], int] = {}
 
-    def point(p: int, q: int) -> int:
-        return seen.setdefault(columns.vector(a.points[p], b.points[q]), len(seen))
+    def point(places: Sequence[int]) -> int:
+        vectors = tuple(line.points[p] for line, p in zip(lines, places, strict=True))
+        return seen.setdefault(columns.vector(vectors), len(seen))
 
-    start = point(a.start, b.start)
-    pairs = list(zip(*(frame.positions for frame in frames.frames), strict=True))
-    running = tuple(point(a.running[p], b.running[q]) for p, q in pairs)
-    after = tuple(point(a.after[p], b.after[q]) for p, q in pairs)
+    start = point([line.start for line in lines])
+    together = list(zip(*(frame.positions for frame in frames.frames), strict=True))
+    running = tuple(point([line.running[p] for line, p in zip(lines, place, strict=True)]) for place in together)
+    after = tuple(point([line.after[p] for line, p in zip(lines, place, strict=True)]) for place in together)
     return Timeline(tuple(_steps(program)), columns.basis, tuple(seen), start, running, after)
 
 
 class _Columns:
-    """From two points' coefficients, at the two values of the symbol, to those over the symbol."""
+    """From points' coefficients, in each frame, to those over the symbols."""
 
-    def __init__(self, first: Sequence[Monomial], second: Sequence[Monomial], more: Size) -> None:
-        monomials = sorted({*first, *second}, key=lambda m: Size(((m, 1),)).text())
-        self._first = [monomials.index(m) for m in first]
-        self._second = [monomials.index(m) for m in second]
-        products = [Size(((m, 1),)) * more for m in monomials]
-        self.basis = tuple(dict.fromkeys([*monomials, *(m for size in products for m, _ in size.terms)]))
+    def __init__(self, bases: Sequence[Sequence[Monomial]], growth: Sequence[Size]) -> None:
+        monomials = sorted({m for basis in bases for m in basis}, key=lambda m: Size(((m, 1),)).text())
+        self._places = [[monomials.index(m) for m in basis] for basis in bases]
+        products = [[Size(((m, 1),)) * more for m in monomials] for more in growth]
+        self.basis = tuple(dict.fromkeys([*monomials, *(m for row in products for size in row for m, _ in size.terms)]))
         place = {m: k for k, m in enumerate(self.basis)}
-        self._products = [[(place[m], c) for m, c in size.terms] for size in products]
+        self._products = [[[(place[m], c) for m, c in size.terms] for size in row] for row in products]
         self._width = len(monomials)
         self.vector = lru_cache(maxsize=None)(self._vector)
 
-    def _vector(self, first: tuple[int, ...], second: tuple[int, ...]) -> tuple[int, ...]:
-        result = [0] * len(self.basis)
-        growth = [0] * self._width
-        for k, c in zip(self._first, first, strict=True):
-            result[k] += c
-            growth[k] -= c
-        for k, c in zip(self._second, second, strict=True):
-            growth[k] += c
-        for product, amount in zip(self._products, growth, strict=True):
-            if amount:
-                for k, c in product:
-                    result[k] += c * amount
+    def _vector(self, vectors: tuple[tuple[int, ...], ...]) -> tuple[int, ...]:
+        dense = []
+        for places, vector in zip(self._places, vectors, strict=True):
+            row = [0] * self._width
+            for k, c in zip(places, vector, strict=True):
+                row[k] += c
+            dense.append(row)
+        result = dense[0] + [0] * (len(self.basis) - self._width)
+        for row, products in zip(dense[1:], self._products, strict=True):
+            for before, now, product in zip(dense[0], row, products, strict=True):
+                if now != before:
+                    for k, c in product:
+                        result[k] += c * (now - before)
         return tuple(result)
 
 

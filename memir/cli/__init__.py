@@ -30,6 +30,7 @@ COMMANDS = {
     "ir": "Print a training step's memory program.",
     "opt": "Run passes on a memory program in text form.",
     "presets": "List the known models and their parameter counts.",
+    "freeze": "Every cut of frozen leading layers: memory, operations, speed-up; the best one.",
     "sweep": "Peaks at many batches, lengths and recipes; the largest batch or sequence that fits.",
     "verify": "Run the step for real and compare its peak with the prediction.",
 }  # name -> one line for `memir --help`; the command itself is `memir.cli.NAME.command`

@@ -79,7 +79,7 @@ _OPTIONS: tuple[Decorator, ...] = (
         metavar="NAME",
         default="adamw",
         show_default=True,
-        help="A torch.optim class, or none.",
+        help="A torch.optim class, bitsandbytes' (adamw-8bit, paged-adamw-8bit, lion), Hugging Face's word for one, or none.",
     ),
     _choice("optimizer_impl", "Implementation of the optimizer; default is what PyTorch picks."),
     click.option(
@@ -89,8 +89,13 @@ _OPTIONS: tuple[Decorator, ...] = (
         "--accumulate", "recipe_accumulate", type=int, metavar="N", default=1, show_default=True, help="Micro-batches a step."
     ),
     _choice("checkpoint", "Activation checkpointing: full is around every layer."),
+    _choice("loss", "The model's own; Liger's fused linear cross entropy (fp32: it accumulates so); torchtune's in 8 chunks."),
     click.option("--lora", metavar="SPEC", help="Train low-rank adapters: r=16,alpha=32,targets=q_proj,v_proj."),
-    click.option("--quantize", metavar="SPEC", help="4-bit base weights (QLoRA): nf4 or fp4, with ,double and ,keep."),
+    click.option(
+        "--quantize",
+        metavar="SPEC",
+        help="Base weights in few bits: nf4, fp4 (,double ,keep), int8, gptq,bits=4,group=128.",
+    ),
     click.option(
         "--dropout", type=click.Choice(("on", "off")), default="on", show_default=True, help="Off sets every dropout to 0."
     ),

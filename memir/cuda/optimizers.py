@@ -24,3 +24,18 @@ def default_form(name: str, options: Collection[str], target: str) -> str:
     if target != "cuda" or name.lower() in _LOOPS_BY_DEFAULT:
         return FOR_LOOP
     return FOREACH if FOREACH in options else FOR_LOOP
+
+
+def trainer_default(transformers: str, torch: str) -> str:
+    """What Hugging Face's Trainer takes where `optim` is not given, in its own word, by the two releases ("5.24.0", "2.13.0").
+
+    transformers/training_args.py: adamw_torch_fused with torch 2.8 or newer, since transformers 4.54 (pull request 37358);
+    before, adamw_torch, whose form is PyTorch's default.
+    """
+    fused = _release(transformers) >= (4, 54) and _release(torch) >= (2, 8)
+    return "adamw_torch_fused" if fused else "adamw_torch"
+
+
+def _release(version: str) -> tuple[int, int]:
+    major, minor = version.split(".")[:2]
+    return int(major), int(minor)

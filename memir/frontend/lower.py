@@ -40,7 +40,7 @@ def lower(recorder: Recorder, released: Recorder | None, name: str, domain: tupl
             frees=tuple(names[s] for s in event.frees),
             drops=tuple(names[s] for s in drops.get(number, ())),
             saves=tuple(names[s] for s in sorted(saves.get(number, ()))),
-            scratch=scratch_of(recipe.target, event.opcode, operands, results),
+            scratch=scratch_of(recipe.target, _opcode(event.opcode), operands, results),
             path=event.path,
             source=event.source,
             forward_of=value_names[first_result[forward]] if forward is not None and forward in first_result else None,

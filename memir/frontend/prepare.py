@@ -12,6 +12,7 @@ from torch.utils.checkpoint import checkpoint
 
 from memir.errors import UsageError
 from memir.frontend.loaded import LoadedModel
+from memir.frontend.losses import fuse_loss
 from memir.frontend.quantize import adapt_forward, quantize_linear_layers
 from memir.recipe import Lora, Recipe
 
@@ -20,7 +21,7 @@ def prepare(loaded: LoadedModel, recipe: Recipe) -> nn.Module:
     """The module that is trained: adapters injected, checkpointing switched on, dropout set. Works on meta and real modules."""
     module = loaded.module
     if recipe.quantize is not None:
-        quantize_linear_layers(loaded, recipe.quantize)
+        quantize_linear_layers(loaded, recipe.quantize, recipe.target)
     if recipe.lora is not None:
         module = _inject_lora(module, recipe.lora)
         adapt_forward(module)
@@ -30,6 +31,8 @@ def prepare(loaded: LoadedModel, recipe: Recipe) -> nn.Module:
             where=loaded.source,
             hint="set requires_grad on some parameters, or use  --mode forward",
         )
+    if recipe.loss != "model":
+        fuse_loss(module, loaded, recipe)
     if recipe.checkpoint == "full":
         _checkpoint_layers(module, loaded)
     if not recipe.dropout:
@@ -43,7 +46,7 @@ def _inject_lora(module: nn.Module, lora: Lora) -> nn.Module:
     options: dict[str, Any] = {"r": lora.r, "lora_alpha": lora.alpha, "lora_dropout": lora.dropout}
     if lora.targets:
         options["target_modules"] = list(lora.targets)
-    kinds = ("Linear", "Linear4bit", "Conv1D")  # what PEFT can adapt; GPT-2's linear layers are transformers' Conv1D
+    kinds = ("Linear", "Linear4bit", "Linear8bit", "LinearGptq", "Conv1D")  # GPT-2's linear layers are transformers' Conv1D
     linear = sorted({name.rpartition(".")[2] for name, m in module.named_modules() if type(m).__name__ in kinds})
     known = f"linear modules of this model: {', '.join(linear)}"
     try:

@@ -1,4 +1,6 @@
-"""4-bit base weights as bitsandbytes keeps and computes them (QLoRA, Dettmers et al. 2023), described without the package.
+"""Base weights that are quantized: which layers, and bitsandbytes' 4-bit ones (QLoRA, Dettmers et al. 2023), described.
+
+8-bit ones are in `quantize_int8`, GPTQ's in `quantize_gptq`.
 
 A quantized linear layer holds packed weights (two a byte), one scale for 64 weights in fp32, or with double quantization in
 8 bits with one fp32 scale for 256 of them. Its weights are dequantized for every use, in forward and in backward.
@@ -9,6 +11,7 @@ bitsandbytes/autograd/_functions.py, `MatMul4Bit`; peft/tuners/lora/bnb.py, `Lin
 from __future__ import annotations
 
 import types
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -16,7 +19,10 @@ import torch.nn.functional as F  # noqa: N812 (the name everybody uses)
 from torch import nn
 
 from memir.errors import UsageError
+from memir.frontend import quantize_gptq, quantize_int8
 from memir.frontend.loaded import LoadedModel
+from memir.frontend.quantize_gptq import LinearGptq
+from memir.frontend.quantize_int8 import Linear8bit
 from memir.recipe import Quantize
 
 BLOCK = 64  # weights a scale (`quantize_4bit`, blocksize)
@@ -105,39 +111,59 @@ class _Product(torch.autograd.Function):
         return torch.matmul(grad, ctx.layer.dequantized().to(grad.dtype)), None, None
 
 
-def quantize_linear_layers(loaded: LoadedModel, quantize: Quantize) -> None:
-    """Puts a `Linear4bit` in the place of every linear layer but the output head, freezes all, and widens the rest to fp32.
+def quantize_linear_layers(loaded: LoadedModel, quantize: Quantize, target: str) -> None:
+    """Puts a quantized layer in the place of every linear layer but the output head, freezes all, and widens the rest to fp32.
 
-    Which layers stay: transformers/quantizers/base.py, `get_keys_to_not_convert`. The widening (unless `keep`) is
-    peft/utils/other.py, `prepare_model_for_kbit_training`. UsageError where there is nothing to quantize.
+    Which layers stay: transformers/quantizers/base.py, `get_keys_to_not_convert`; GPTQ takes those of the decoder layers. The
+    widening (unless `keep`, and never with GPTQ) is peft/utils/other.py, `prepare_model_for_kbit_training`. UsageError where
+    there is nothing to quantize.
     """
     module = loaded.module
     kept = _kept_in_full(module)
+    inside = tuple(f"{path}." for path in loaded.layers) if quantize.kind == "gptq" else ("",)
     found = [
         (name, layer)
         for name, layer in module.named_modules()
-        if (type(layer) is nn.Linear or type(layer).__name__ == "Conv1D") and name not in kept and name
+        if (type(layer) is nn.Linear or type(layer).__name__ == "Conv1D") and name not in kept and name.startswith(inside)
     ]
+    routers = quantize_gptq.ROUTERS if quantize.kind == "gptq" else ()
+    found = [(name, layer) for name, layer in found if name and name.rpartition(".")[2] not in routers]
     if not found:
         raise UsageError(
             f"--quantize: {loaded.name} has no linear layer that could be quantized",
             where=loaded.source,
-            hint="bitsandbytes takes nn.Linear and transformers' Conv1D, and leaves the output head as it is",
+            hint="nn.Linear and transformers' Conv1D are taken, and the output head is left as it is",
         )
     for name, layer in found:
         parent, _, leaf = name.rpartition(".")
-        real = not layer.weight.is_meta
-        setattr(module.get_submodule(parent), leaf, _real(layer, quantize) if real else Linear4bit(layer, quantize))
+        setattr(module.get_submodule(parent), leaf, _quantized(layer, quantize, target, name))
     if quantize.double and isinstance(module.get_submodule(found[0][0]), Linear4bit):
         table = torch.empty(256, device="meta")  # bitsandbytes' own (`quantize_blockwise`, name2qmap), which the layers copy
         module.register_buffer("bitsandbytes_table", table, persistent=False)
-    setattr(module, "is_loaded_in_4bit", True)  # noqa: B010 (by this PEFT knows which adapters it has to inject)
+    if quantize.kind != "gptq":
+        flag = "is_loaded_in_8bit" if quantize.kind == "int8" else "is_loaded_in_4bit"
+        setattr(module, flag, True)  # by this PEFT knows which adapters it has to inject
+    if quantize.kind == "int8" and target == "cuda":
+        loaded.assumptions.append("int8: no column of a layer's input holds an outlier (6.0 or more); it depends on the data")
     narrow = {id(layer.bias) for layer in module.modules() if isinstance(layer, Linear4bit) and layer.bias is not None}
     for parameter in module.parameters():
         parameter.requires_grad_(False)
         floats = parameter.dtype in (torch.float16, torch.bfloat16) and not hasattr(parameter, "quant_state")
-        if not quantize.keep and floats and id(parameter) not in narrow:
+        if not quantize.keep and quantize.kind != "gptq" and floats and id(parameter) not in narrow:
             parameter.data = parameter.data.float()
+
+
+def _quantized(layer: nn.Module, quantize: Quantize, target: str, name: str) -> nn.Module:
+    """What stands in the place of a linear layer: described where there are no weights, the package's own otherwise."""
+    assert isinstance(layer.weight, torch.Tensor)
+    described = layer.weight.is_meta
+    if quantize.kind == "gptq":
+        if not described:
+            raise UsageError("--quantize gptq: such weights are made from data, and cannot be run with random ones")
+        return LinearGptq(layer, quantize, name)
+    if quantize.kind == "int8":
+        return Linear8bit(layer, target == "cuda") if described else quantize_int8.real(layer)
+    return Linear4bit(layer, quantize) if described else _real(layer, quantize)
 
 
 def _real(linear: nn.Module, quantize: Quantize) -> nn.Module:
@@ -179,10 +205,11 @@ def _kept_in_full(module: nn.Module) -> set[str]:
 
 
 def adapt_forward(module: nn.Module) -> None:
-    """Adapters on 4-bit layers compute as PEFT's own for bitsandbytes do: the base's result is copied first."""
+    """Adapters on quantized layers compute as PEFT's own for them do; on 4-bit layers the base's result is copied first."""
     for layer in module.modules():
-        if isinstance(getattr(layer, "base_layer", None), Linear4bit):
-            setattr(layer, "forward", types.MethodType(_adapted, layer))  # noqa: B010 (a method of one object)
+        for kind, adapted in _ADAPTED.items():
+            if isinstance(getattr(layer, "base_layer", None), kind):
+                setattr(layer, "forward", types.MethodType(adapted, layer))  # noqa: B010 (a method of one object)
 
 
 def _adapted(self: Any, x: torch.Tensor) -> torch.Tensor:
@@ -204,10 +231,19 @@ def _adapted(self: Any, x: torch.Tensor) -> torch.Tensor:
     return adapted
 
 
+_ADAPTED: dict[type[nn.Module], Callable[..., torch.Tensor]] = {
+    Linear4bit: _adapted,
+    Linear8bit: quantize_int8.adapted,
+    LinearGptq: quantize_gptq.adapted,
+}
+
+
 def num_elements(module: nn.Module) -> tuple[int, int]:
     """Parameters of a module, and those that are trained; packed ones count as what they stand for."""
     total = sum(p.numel() for p in module.parameters())
     for layer in module.modules():
         if isinstance(layer, Linear4bit):
             total += layer.in_features * layer.out_features - layer.weight.numel()
+        elif isinstance(layer, LinearGptq):
+            total += layer.in_features * layer.out_features + (0 if layer.bias is None else layer.out_features)
     return total, sum(p.numel() for p in module.parameters() if p.requires_grad)

@@ -46,12 +46,15 @@ class Residents:
         self.note_gradients()
         if self.optimizer is None:
             return
+        for name, table in getattr(self.optimizer, "shared", {}).items():
+            self._mark(table, name, Kind.OPTIMIZER_STATE)
         for parameter, state in self.optimizer.state.items():
             owner = self.names.get(id(parameter), "parameter")
             for key, held in state.items():
                 if isinstance(held, torch.Tensor):
                     # torch/optim/adam.py, `_init_group`: step is a cpu scalar unless fused or capturable
                     host = self.host_scalars and key == "step" and held.dim() == 0
+                    host = host or getattr(held, "is_paged", False)  # bitsandbytes' managed memory
                     self._mark(held, f"{owner}.{key}", Kind.OPTIMIZER_STATE, owner, "host" if host else "gpu")
 
     def note_gradients(self, phase: str = "optimizer") -> None:

@@ -37,7 +37,7 @@ from memir.frontend.loaded import LoadedModel
 from memir.frontend.loop import Step, batch_spec
 from memir.frontend.lower import lower
 from memir.frontend.microbatches import TRACED, collapsed
-from memir.frontend.optimizers import make_optimizer, resolved_impl
+from memir.frontend.optimizers import make_optimizer, optimizer_notes, resolved_impl
 from memir.frontend.origin import ModuleStack
 from memir.frontend.patches import export_left_out, generator_states, real_branches, remembered_sizes
 from memir.frontend.prepare import prepare, without_effect
@@ -98,6 +98,7 @@ def trace_once(
     move_to_fake(module, fake)
     with export_left_out():
         tensors = fake_batch(tuple(dict.fromkeys(batch_spec(loaded.call))), batch, seq, fake)
+    resolved_impl(recipe)  # what is wrong with it is told before the trace
     handlers: dict[Any, Handler] = HANDLERS if recipe.target == "cuda" else {}
     answers = Answers(tensors, loaded, recipe, handlers)
     tracing = _Tracing(module, loaded, recipe, tensors, SizeReader(fake), ModuleStack(module), answers)
@@ -126,7 +127,7 @@ def trace_once(
                 raise LostSymbolError(fake)
         progress("tracing the step")
         recorder = tracing.steady_step()
-    answers.assumptions += without_effect(loaded, recipe)
+    answers.assumptions += without_effect(loaded, recipe) + optimizer_notes(recipe)
     accumulate_in_place(recorder)
     program = lower(recorder, released, loaded.name, domain_of(fake), recipe)
     traced = Traced(

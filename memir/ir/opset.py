@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 
+from memir.ir import bitsandbytes, liger
 from memir.ir.attention import efficient_backward, efficient_forward, flash_backward
 from memir.ir.core import Op, Value
 from memir.ir.dtypes import ITEMSIZE
@@ -124,6 +125,8 @@ def _softmax_backward_cuda(operands: Sequence[Value], results: Sequence[Value]) 
 _ELEMENTWISE = ("add", "sub", "mul", "div", "pow", "where", "maximum", "minimum", "eq", "ne", "lt", "le", "gt", "ge", "rsub")
 
 _SCRATCH: dict[tuple[str, str], Scratch] = {
+    **bitsandbytes.RULES,
+    **liger.RULES,
     ("cuda", "aten._softmax_backward_data"): _softmax_backward_cuda,
     ("cpu", "aten._scaled_dot_product_flash_attention_for_cpu"): _flash_cpu,
     ("cpu", "aten._scaled_dot_product_flash_attention_for_cpu_backward"): _flash_cpu_backward,
@@ -157,7 +160,6 @@ _foreach_sub_ _foreach_mul_ _foreach_div_ _foreach_lerp_ _foreach_addcmul_ _fore
 _foreach_sub _foreach_mul _foreach_div _foreach_neg _foreach_neg_ _foreach_pow _foreach_pow_ _foreach_reciprocal_
 _foreach_maximum_ _foreach_sqrt_ _foreach_sign _foreach_abs _foreach_copy_ _foreach_zero_ _fused_adamw_ _fused_adam_
 _fused_sgd_ _scaled_dot_product_flash_attention _assert_async
-dequantize_4bit dequantize_scales
 """
 FREE_OF_WORKSPACE = frozenset(_FREE.split())
 

@@ -3,8 +3,8 @@
 A `Size` is a number of bytes or an extent. Internally it is a sorted tuple of (monomial, coefficient), interned, so that
 equality is identity and arithmetic is plain dictionary work; sympy is needed only for solving and output
 (`memir.ir.symbolic`). A monomial is a sorted tuple of (atom, exponent). An atom is the name of a symbol or a `Gen`:
-a named generator for what is not a polynomial (`ceil(a/b)`, `floor(a/b)`, `max(a,b)`, `min(a,b)`). Exponents of symbols
-may be negative (a shard `B*S/t` is `B*S*t^-1`). Symbols stand for positive integers.
+a named generator for what is not a polynomial (`ceil(a/b)`, `floor(a/b)`, `max(a,b)`, `min(a,b)`, `pow2(a)`). Exponents of
+symbols may be negative (a shard `B*S/t` is `B*S*t^-1`). Symbols stand for positive integers.
 """
 
 from __future__ import annotations
@@ -21,9 +21,9 @@ Monomial = tuple[tuple[Atom, int], ...]
 
 @dataclass(frozen=True, slots=True)
 class Gen:
-    """A non-polynomial generator: `op` is ceil or floor (of a/b), max or min (of a and b).
+    """A non-polynomial generator: `op` is ceil or floor (of a/b), max or min (of a and b), pow2 (a's next power of two).
 
-    Make one through `ceil_div`, `floor_div`, `max_of`, `min_of` or `Size.of`, which bring it to its canonical form.
+    Make one through `ceil_div`, `floor_div`, `max_of`, `min_of`, `pow2_of` or `Size.of`, which bring it to its canonical form.
     """
 
     op: str
@@ -35,6 +35,8 @@ class Gen:
         a, b = self.a.fraction(env), self.b.fraction(env)
         if self.op in ("max", "min"):
             return max(a, b) if self.op == "max" else min(a, b)
+        if self.op == "pow2":
+            return Fraction(_next_power(math.ceil(a)))
         return Fraction(math.ceil(a / b) if self.op == "ceil" else math.floor(a / b))
 
     def evaluate(self, env: Mapping[str, int]) -> int:
@@ -46,6 +48,8 @@ class Gen:
         a, b = self.a.text(order), self.b.text(order)
         if self.op in ("max", "min"):
             return f"{self.op}({a}, {b})"
+        if self.op == "pow2":
+            return f"pow2({a})"
         numerator = a if len(self.a.terms) < 2 else f"({a})"
         return f"{self.op}({numerator}/{b if _is_factor(self.b) else f'({b})'})"
 
@@ -57,6 +61,8 @@ def _is_nonnegative_atom(atom: Atom) -> bool:
 def _is_positive_atom(atom: Atom) -> bool:
     """Whether an atom is at least 1 wherever every symbol is."""
     if isinstance(atom, str):
+        return True
+    if atom.op == "pow2":
         return True
     return atom.op == "ceil" and (atom.a - 1).is_nonnegative and atom.b.is_constant and atom.b.constant > 0
 
@@ -328,8 +334,19 @@ def min_of(a: Size | int, b: Size | int) -> Size:
     return _canonical(Gen("min", Size.of(a), Size.of(b)))
 
 
+def pow2_of(a: Size | int) -> Size:
+    """The smallest power of two that is at least `a`, kept as a generator unless it is a number; 1 below 1."""
+    return _canonical(Gen("pow2", Size.of(a), ONE))
+
+
+def _next_power(number: int) -> int:
+    return 1 << max(0, number - 1).bit_length()
+
+
 def _canonical(gen: Gen) -> Size:
     """The one form of a generator, so that equal ones are found equal. Symbols stand for positive integers."""
+    if gen.op == "pow2":
+        return Size.of(_next_power(gen.a.constant)) if gen.a.is_constant else _generator("pow2", gen.a, ONE)
     return _extremum(gen) if gen.op in ("max", "min") else _quotient(gen.op, gen.a, gen.b)
 
 
@@ -407,7 +424,11 @@ def _is_integral(monomial: Monomial) -> bool:
     """Whether it is a whole number wherever the symbols are."""
     return all(
         e >= 0
-        and (isinstance(a, str) or a.op in ("ceil", "floor") or all(_is_integral(m) for s in (a.a, a.b) for m, _ in s.terms))
+        and (
+            isinstance(a, str)
+            or a.op in ("ceil", "floor", "pow2")
+            or all(_is_integral(m) for s in (a.a, a.b) for m, _ in s.terms)
+        )
         for a, e in monomial
     )
 

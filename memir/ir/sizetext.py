@@ -6,7 +6,7 @@ import re
 from typing import NoReturn
 
 from memir.ir.cursor import Cursor
-from memir.ir.size import ONE, Size, ceil_div, floor_div, max_of, min_of
+from memir.ir.size import ONE, Size, ceil_div, floor_div, max_of, min_of, pow2_of
 
 IDENTIFIER = re.compile(r"[ \t]*([^\W\d]\w*)")
 _NUMBER = re.compile(r"[ \t]*(\d+)")
@@ -144,7 +144,7 @@ def _atom(cursor: Cursor, depth: int) -> Ratio:
     if _NUMBER.match(cursor.text, cursor.position):
         return Size.of(_integer(cursor, _NUMBER, "a number")), ONE
     start = cursor.skip_blank()
-    symbol = cursor.take(IDENTIFIER, "a size: a number, a symbol, ceil(a/b), floor(a/b), max(a, b), min(a, b) or `(`")
+    symbol = cursor.take(IDENTIFIER, "a size: a number, a symbol, ceil(a/b), floor(a/b), max(a, b), min(a, b), pow2(a) or `(`")
     if cursor.sign("("):
         return _call(cursor, symbol, start, depth + 1), ONE
     return Size.of(symbol), ONE
@@ -155,6 +155,11 @@ def _call(cursor: Cursor, function: str, start: int, depth: int) -> Size:
         top, bottom = _sum(cursor, depth)
         _close(cursor)
         return ceil_div(top, bottom) if function == "ceil" else floor_div(top, bottom)
+    if function == "pow2":
+        at = cursor.skip_blank()
+        power = pow2_of(_whole(_sum(cursor, depth), cursor, at))
+        _close(cursor)
+        return power
     if function not in ("max", "min"):
         _unknown(cursor, function, start)
     at = cursor.skip_blank()
@@ -168,7 +173,7 @@ def _call(cursor: Cursor, function: str, start: int, depth: int) -> Size:
 
 
 def _unknown(cursor: Cursor, function: str, start: int) -> NoReturn:
-    cursor.fail(f"unknown function `{function}`", at=start, hint="known: ceil, floor, max, min")
+    cursor.fail(f"unknown function `{function}`", at=start, hint="known: ceil, floor, max, min, pow2")
 
 
 def _close(cursor: Cursor) -> None:

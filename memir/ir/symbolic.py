@@ -29,6 +29,8 @@ def to_sympy(size: Size) -> sympy.Expr:
         a, b = to_sympy(of.a), to_sympy(of.b)
         if of.op in ("max", "min"):
             return (sympy.Max if of.op == "max" else sympy.Min)(a, b)
+        if of.op == "pow2":
+            return 2 ** sympy.ceiling(sympy.log(a, 2))
         return (sympy.ceiling if of.op == "ceil" else sympy.floor)(sympy.expand(a / b))
 
     terms = []
@@ -94,6 +96,8 @@ def _gen_text(gen: Gen, order: Sequence[str]) -> str:
     a, b = formula_text(gen.a, order), formula_text(gen.b, order)
     if gen.op in ("max", "min"):
         return f"{gen.op.capitalize()}({a}, {b})"
+    if gen.op == "pow2":
+        return f"2**ceiling(log({a}, 2))"
     numerator = a if len(gen.a.terms) == 1 else f"({a})"
     return f"{'ceiling' if gen.op == 'ceil' else 'floor'}({numerator}/{b if b.isalnum() else f'({b})'})"
 

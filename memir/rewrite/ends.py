@@ -2,8 +2,7 @@
 
 A storage is held by Python (until its `drops`, or its free where autograd never held it), by each autograd node that saved it
 (until the node has run: torch/csrc/autograd/engine.cpp, `release_variables`), by a checkpoint that was called with it (until
-all nodes within have run), and by the engine while it is a gradient on its way. Where nothing of that changed, it dies as
-it did.
+all nodes within have run), and by the engine while it is a gradient on its way. Where none of that changed, it dies as before.
 """
 
 from __future__ import annotations

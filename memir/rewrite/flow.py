@@ -1,10 +1,9 @@
 """The data flow of a flat program, and autograd's nodes in it.
 
 A forward operator makes an autograd node, which keeps storages (`saves`) until it has run in backward
-(torch/csrc/autograd/engine.cpp, call_function: a node runs, then `release_variables`). So the operators of a backward phase
-fall into groups: those of one node (`forward_of` names its forward operator), what a checkpointed layer runs again, and the
-additions by which the engine itself gathers two gradients of one tensor (input_buffer.cpp, InputBuffer::add), which belong to
-no node.
+(torch/csrc/autograd/engine.cpp, call_function: a node runs, then `release_variables`). So the operators of a backward phase are
+in groups: those of one node (`forward_of` names its forward operator), what a checkpointed layer runs again, and the additions
+by which the engine itself gathers two gradients of one tensor (input_buffer.cpp, InputBuffer::add), which belong to no node.
 """
 
 from __future__ import annotations

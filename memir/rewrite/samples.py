@@ -117,6 +117,7 @@ def sampled(folded: Program, base: Unrolled, new: Program, origins: Sequence[int
     """Reads the rewritten program; `origins` has for each operator the position in the flat program where it runs."""
     rebased, storages = _families(new)
     revalued, values = _value_families(new, rebased)
+    revalued |= _from_zero(new)
     iterations = _iterations(folded, base)
     phases: list[tuple[str, list[Element | Block]]] = []
     position = 0
@@ -206,12 +207,12 @@ def _element(op: Op, rebased: dict[str, str], revalued: dict[str, str]) -> Eleme
 
     listed = op.opcode.startswith(_LISTS)
     results = op.results
-    values, places = [r.name for r in results], storages([r.storage for r in results])
+    values, places = [revalued.get(r.name, r.name) for r in results], storages([r.storage for r in results])
     if listed and len(results) > 1:
         value_refs, storage_refs = _grouped(values), _grouped(places)
         if len(value_refs) != len(storage_refs):
             raise InconclusiveError("the results of a list do not lie in storages alike", where=op.opcode)
-        by_base = {_split(r.name)[0]: r for r in reversed(results)}
+        by_base = {_split(revalued.get(r.name, r.name))[0]: r for r in reversed(results)}
         results = tuple(by_base[ref[0]] for ref in value_refs)
     else:
         value_refs, storage_refs = tuple(map(_ref, values)), tuple(map(_ref, places))
@@ -350,6 +351,22 @@ def _alike(a: Storage, b: Storage) -> bool:
         return True
     (base_a, index_a), (base_b, index_b) = _split(a.of), _split(b.of)
     return base_a == base_b and (index_a == index_b if index_a is None or index_b is None else index_b == index_a + 1)
+
+
+def _from_zero(program: Program) -> dict[str, str]:
+    """The values that operators make, those of one family counted from 0: each name and its new one."""
+    least: dict[str, int] = {}
+    names = [r.name for _, op in program.ops() for r in op.results]
+    for name in names:
+        base, index = _split(name)
+        if index is not None:
+            least[base] = min(index, least.get(base, index))
+    return {
+        name: f"{base}[{index - least[base]}]"
+        for name in names
+        for base, index in [_split(name)]
+        if index is not None and least[base]
+    }
 
 
 def _value_families(program: Program, rebased: dict[str, str]) -> tuple[dict[str, str], list[ValueFamily]]:

@@ -147,6 +147,8 @@ def _generator(gen: Gen, atoms: dict[str, list[int]], count: int) -> list[int]:
         pairs = zip(left, right, strict=True)
         if gen.op == "ceil":
             atoms[key] = [-(-a // b) for a, b in pairs]
+        elif gen.op == "pow2":
+            atoms[key] = [1 << max(0, a - 1).bit_length() for a in left]
         elif gen.op == "floor":
             atoms[key] = [a // b for a, b in pairs]
         else:

@@ -160,7 +160,7 @@ CASES = [
     Case(
         "unknown optimizer",
         "analyze config.json -s 8 --optimizer adamm",
-        "error: --optimizer: adamm is not an optimizer of torch.optim",
+        "error: --optimizer: adamm is no optimizer that is known",
         ("adamw",),
         {"config.json": json.dumps(CONFIG)},
     ),

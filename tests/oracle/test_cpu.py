@@ -14,6 +14,7 @@ from benchmarks.accuracy_cpu.pool import each_in_fresh_process
 from benchmarks.accuracy_cpu.run import Figures, measured, predicted
 from benchmarks.accuracy_cpu.table import TOLERANCE, read_measured, versions
 from memir.runtime.measure import measure_cpu
+from tests.figures import assert_same
 
 CASES = {
     case.name: case
@@ -69,12 +70,7 @@ def truth() -> dict[str, Figures]:
 
 @pytest.mark.parametrize("name", CASES)
 def test_the_prediction_is_what_the_allocator_saw(name: str, truth: dict[str, Figures]) -> None:
-    real, told = truth[name], predicted(CASES[name])
-    assert not real.error
-    assert not told.error
-    assert abs(told.at_start - real.at_start) <= TOLERANCE
-    assert abs(told.peak - real.peak) <= TOLERANCE
-    assert abs(told.at_end - real.at_end) <= TOLERANCE
+    assert_same(truth[name], predicted(CASES[name]), TOLERANCE)
 
 
 @pytest.mark.parametrize("name", CASES)

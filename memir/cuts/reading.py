@@ -1,0 +1,139 @@
+"""What a program says of each of its cuts: bytes, operations, time."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from memir.analysis.cost import Machine, seconds
+from memir.analysis.flops import total_flops, work_of
+from memir.analysis.frames import frames_of
+from memir.analysis.inventory import alive_at
+from memir.analysis.peak import START, peak
+from memir.ir.core import Kind, Program, Value
+from memir.ir.names import split
+
+Env = Mapping[str, int]
+
+
+@dataclass(frozen=True, slots=True)
+class Cut:
+    """One cut: bytes are requested bytes. `cached` is the step that reads the frozen part's output instead of computing it."""
+
+    cut: int
+    num_trainable: int  # parameters
+    peak: int
+    phase: str
+    op: str
+    path: str
+    source: str
+    parameters: int
+    gradients: int  # at the peak
+    states: int
+    activations: int  # the rest at the peak: activations, temporaries, buffers, inputs, workspace
+    gradient_bytes: int  # of all trained parameters: what data parallelism reduces every step
+    flops: int
+    cached_flops: int
+    seconds: float | None
+    cached_seconds: float | None
+
+
+class Base:
+    """What the step without freezing computes in a layer's forward: what a cache of activations saves."""
+
+    def __init__(self, program: Program, env: Env, path: str, depth: int, machine: Machine | None) -> None:
+        self.machine = machine
+        self.depth = depth
+        prefix = f"{path}."
+        inside = [w for w in work_of(program) if w.phase.endswith("forward") and w.op.path.startswith(prefix)]
+        known = {d: env[d] for d in program.dims}
+        self.flops = total_flops(inside, known)
+        self.seconds = seconds(inside, known, machine) if machine is not None else 0.0
+
+    def saved(self, cut: int) -> tuple[int, float]:
+        """Operations and seconds of the forward of so many layers; the layers are taken to be alike."""
+        return self.flops * cut // self.depth, self.seconds * cut / self.depth
+
+
+class Reading:
+    """One program, read at any of its cuts."""
+
+    def __init__(self, program: Program, base: Base) -> None:
+        self.program, self.base = program, base
+        self.frames, self.line = frames_of(program)
+        self.peak = peak(program, line=self.line)
+        self.works = work_of(program)
+
+    def cut(self, number: int, env: Env) -> Cut:
+        """The numbers of one cut at `env`, which has a value for every dim."""
+        known = {d: env[d] for d in self.program.dims}
+        nbytes, piece = self.peak.evaluate(known)
+        kinds = self._by_kind(piece.place.index, known)
+        gradient_bytes, num_trainable = self._trained(known)
+        machine = self.base.machine
+        flops = total_flops(self.works, known)
+        saved_flops, saved_seconds = self.base.saved(number)
+        time = seconds(self.works, known, machine) if machine is not None else None
+        named = (Kind.PARAMETER, Kind.GRADIENT, Kind.OPTIMIZER_STATE)
+        parameters, gradients, states = (kinds.get(str(kind), 0) for kind in named)
+        return Cut(
+            cut=number,
+            num_trainable=num_trainable,
+            peak=nbytes,
+            phase=piece.place.phase,
+            op=piece.place.opcode,
+            path=piece.place.path,
+            source=piece.place.source,
+            parameters=parameters,
+            gradients=gradients,
+            states=states,
+            activations=nbytes - parameters - gradients - states,
+            gradient_bytes=gradient_bytes,
+            flops=flops,
+            cached_flops=flops - saved_flops,
+            seconds=time,
+            cached_seconds=None if time is None else time - saved_seconds,
+        )
+
+    def _by_kind(self, index: int, env: Env) -> dict[str, int]:
+        """Bytes alive at a place by kind, from those in each frame."""
+        columns = []
+        point = {d: v for d, v in env.items() if d not in {symbol for symbol, _, _ in self.frames.axes}}
+        for frame in self.frames.frames:
+            at = START if index == START else frame.positions[index]
+            sizes = {s.name: s for s in frame.program.storages}
+            total: dict[str, int] = {}
+            for name in alive_at(frame.program, frame.line, at):
+                kind = str(sizes[name].kind)
+                total[kind] = total.get(kind, 0) + sizes[name].nbytes.evaluate(point)
+            columns.append({kind: (number,) for kind, number in total.items()})
+        return {kind: numbers[0] for kind, numbers in self.frames.extend_all(columns, env).items()}
+
+    def _trained(self, env: Env) -> tuple[int, int]:
+        """Bytes of the gradients of all trained parameters, and how many parameters these are."""
+        values = {split(v.storage)[0]: v for v in self.program.values}
+        gradients = number = 0
+        seen: set[str] = set()
+        for storage in self.program.storages:
+            if storage.kind != Kind.GRADIENT or storage.of is None or storage.of in seen:
+                continue
+            seen.add(storage.of)  # with several micro-batches a parameter may have several
+            count = _members(storage.name, env)
+            gradients += count * storage.nbytes.evaluate(env)
+            number += count * _elements(values[split(storage.of)[0]], env)
+        return gradients, number
+
+
+def _members(name: str, env: Env) -> int:
+    total = 1
+    for index in split(name)[1]:
+        if index.is_extent and index.size is not None:
+            total *= index.size.evaluate(env) - index.start.evaluate(env)
+    return total
+
+
+def _elements(value: Value, env: Env) -> int:
+    total = 1
+    for extent in value.shape:
+        total *= extent.evaluate(env)
+    return total
