@@ -44,6 +44,8 @@ def _end(changes: Changes, name: str, base: int, touched: list[int]) -> int:
         return _cast_end(changes, name, base)
     if len(before) == len(after) and base not in changes.removed:
         return base
+    if not before and (held := _function_end(changes, base)) is not None:
+        return held
     dropped = _python_end(changes, name)
     if dropped is not None and not after and (not touched or touched[-1] <= dropped):
         return dropped  # nothing holds it beyond the last Python reference
@@ -73,6 +75,27 @@ def _node_end(changes: Changes, position: int) -> int:
     flow = changes.flow
     group = flow.group.get(flow.node[position] or "", []) if flow.gradient[position] else []
     return max((p for p in group if p not in changes.removed), default=position)
+
+
+def _function_end(changes: Changes, base: int) -> int | None:
+    """The last operator that still runs of the model's own autograd function (torch.autograd.Function) that has `base`.
+
+    No operator `saves` what such a function gives to ctx.save_for_backward, and its backward's operators have no forward one:
+    they stand in a row. It keeps all that it saved until it has run, whichever gradients are needed
+    (torch/csrc/autograd/python_function.cpp, PyNode::release_variables).
+    """
+    flow = changes.flow
+
+    def belongs(position: int) -> bool:
+        op, last = flow.ops[position], flow.ops[base]
+        return flow.gradient[position] and flow.node[position] is None and (op.path, op.source) == (last.path, last.source)
+
+    start = end = base
+    while belongs(start) and start > 0 and belongs(start - 1):
+        start -= 1
+    while belongs(end) and end + 1 < len(flow.ops) and belongs(end + 1):
+        end += 1
+    return max((p for p in range(start, end + 1) if belongs(p) and p not in changes.removed), default=None)
 
 
 def _python_end(changes: Changes, name: str) -> int | None:
@@ -110,8 +133,9 @@ def _cast_end(changes: Changes, name: str, end: int) -> int:
     flow = changes.flow
     born = flow.born[name]
     last = max(p for p in range(born, end + 1) if p == born or (flow.is_forward(p) and name in flow.reads(p)))
-    while last < end and flow.ops[last + 1].opcode in ("aten.view", "aten._unsafe_view"):
-        if not flow.reads(last + 1) <= {r.storage for r in flow.ops[last].results}:
-            break
-        last += 1
+    if last < end and flow.ops[last + 1].opcode in ("aten.view", "aten._unsafe_view"):
+        product, view = flow.ops[last], flow.ops[last + 1]
+        same_call = (product.path, product.source) == (view.path, view.source)  # a view by the caller comes after the call
+        if same_call and flow.reads(last + 1) <= {r.storage for r in product.results}:
+            return last + 1
     return last

@@ -75,7 +75,8 @@ def _drop_unneeded(changes: Changes) -> None:
     flow = changes.flow
     storages = {s.name for s in flow.program.storages if s.live_out and s.name not in changes.owned}
     gradients = {s.name for s in flow.program.storages if s.kind == Kind.GRADIENT and s.name not in changes.owned}
-    storages |= gradients | {changes.takes_over[g] for g in gradients if g in changes.takes_over}
+    gradients |= {changes.takes_over[g] for g in gradients if g in changes.takes_over}
+    storages |= gradients
     values: set[str] = set()
     for position in range(len(flow.ops) - 1, -1, -1):
         op = flow.ops[position]
@@ -89,7 +90,8 @@ def _drop_unneeded(changes: Changes) -> None:
         for value in op.results:
             born = flow.born.get(value.storage)
             content = value.storage in storages and born is not None and flow.phase[born].endswith("backward")
-            if content or value.name in values:
+            writes = born == position or in_place(op.opcode) or value.storage in gradients  # others are views, needed by name
+            if (content and writes) or value.name in values:
                 kept.append(value)
         if not kept and (op.results or not in_place(op.opcode)):
             changes.remove(position)
