@@ -136,7 +136,6 @@ def wide_step(
     texts = {name: str(value) for name, value in (sets or {}).items()}
     progress("importing PyTorch")
     from memir.derivation.step import WideStep
-    from memir.frontend.attention import attention_of
     from memir.frontend.load import load_target
     from memir.frontend.quiet import quiet
     from memir.frontend.widths.trace import trace_wide
@@ -147,7 +146,7 @@ def wide_step(
         return load_target(target, recipe=recipe, sets=both, inputs=inputs, trust_remote_code=trust_remote_code, seq=seq)
 
     progress(f"loading {target if isinstance(target, str) else type(target).__name__}")
-    with quiet(), attention_of(recipe):
+    with quiet():
         loaded = load_at({}, recipe)
         if seq is None:  # well within a table of positions: its last length runs other operators
             seq = min(DEFAULT_SEQ, (loaded.max_seq or 2 * DEFAULT_SEQ) // 2)
@@ -254,9 +253,7 @@ def analyze(
     return replace(report, verdict=verdict, assumptions=(*report.assumptions, *told))
 
 
-def judge_step(
-    traced: TracedProgram, recipe: Recipe, allocated: int, gpu: Gpu, alloc_conf: str = ""
-) -> Verdict:
+def judge_step(traced: TracedProgram, recipe: Recipe, allocated: int, gpu: Gpu, alloc_conf: str = "") -> Verdict:
     """Whether a traced step with `allocated` bytes at its peak fits a GPU, by what the allocator would reserve."""
     from memir.cuda.verdict import judge
 

@@ -131,14 +131,21 @@ def _symbols(program: Program) -> list[str]:
     declared = [s.name for s in program.storages] + [v.name for v in program.values]
     sizes = [op.count for op in _repeats(program)] + [n for name in declared for n in extents(name)]
     symbols = {symbol for size in sizes for symbol in size.symbols()}
-    if len(symbols) > 2:
-        given = ", ".join(sorted(symbols))
+    others = [s.nbytes for s in program.storages] + [op.scratch for op in _all_ops(program)]
+    if len(symbols) > 2 or (len(symbols) == 2 and any(size.symbols() & symbols for size in others)):
         raise InconclusiveError(
-            f"live bytes are computed for one or two numbers of repetitions that are symbols, not for {given}",
+            "live bytes are computed for one number of repetitions that is a symbol, or two that no size depends on, "
+            f"not for {', '.join(sorted(symbols))}",
             where=f"program @{program.name}",
             hint="give the others a value first (`bind` in memir.ir.unroll)",
         )
     return [d for d in program.dims if d in symbols]
+
+
+def _all_ops(program: Program) -> Iterator[Op]:
+    for phase in program.phases:
+        for item in phase.ops:
+            yield from [item] if isinstance(item, Op) else (op for op in item.body if isinstance(op, Op))
 
 
 def _repeats(program: Program) -> Iterator[Repeat]:
