@@ -23,6 +23,8 @@ from memir.rewrite.rebuild import contiguous, rebuilt
 # Attention kernels of CUDA make no logarithms of the sums where nothing requires a gradient: their second result is empty
 # (aten/src/ATen/native/transformers/attention.cpp, `compute_logsumexp`).
 _LOGSUMEXP = ("aten._scaled_dot_product_efficient_attention", "aten._scaled_dot_product_cudnn_attention")
+# A view saves nothing; where it does, a torch.autograd.Function begins there, which keeps whatever it was told to.
+_VIEWS = ("aten.view", "aten.t", "aten.transpose.int", "aten.permute", "aten.expand", "aten.reshape", "aten._unsafe_view")
 # Backward operators that leave a gradient out when it is not needed (`output_mask`, derivatives.yaml); others make all.
 _MASKED = ("native_layer_norm_backward", "native_group_norm_backward", "_fused_rms_norm_backward", "convolution_backward")
 
@@ -117,6 +119,9 @@ def _saves(changes: Changes, requiring: set[int]) -> dict[int, tuple[str, ...]]:
         group = flow.group.get(flow.node[position] or "", [])
         remaining = [p for p in group if p not in changes.removed]
         if group and not remaining:
+            continue
+        if op.opcode in _VIEWS:
+            saves[position] = op.saves
             continue
         kept = []
         for name in op.saves:

@@ -7,6 +7,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
 from memir.ir.core import Kind, Op, Phase, Program, Storage, Value
+from memir.ir.opset import scratch_of
 from memir.ir.size import ONE, ZERO, Size
 from memir.rewrite.changes import LISTS, STACKS, Changes, beyond
 
@@ -74,7 +75,18 @@ class _Rebuilding:
         if op.opcode in ("memir.free", "memir.alloc") and not (frees or drops or results):
             return None
         saves = changes.saves.get(position, ())
-        return replace(op, operands=operands, results=results, frees=frees, drops=drops, saves=saves)
+        scratch = self._scratch(op, operands, results)
+        return replace(op, operands=operands, results=results, frees=frees, drops=drops, saves=saves, scratch=scratch)
+
+    def _scratch(self, op: Op, operands: Sequence[str], results: Sequence[Value]) -> Size:
+        """The workspace of an operator over a shorter list, by the rule that its own follows."""
+        if not op.scratch.terms or len(operands) == len(op.operands):
+            return op.scratch
+        before = [self.values[name] for name in op.operands]
+        for target in ("cuda", "cpu"):
+            if scratch_of(target, op.opcode, before, op.results) is op.scratch:
+                return scratch_of(target, op.opcode, [self.values[name] for name in operands], results)
+        return op.scratch
 
     def _standing(self, operand: str) -> str:
         """The value to read: one view may go by several names, of which the first may stand in an operator that is gone."""

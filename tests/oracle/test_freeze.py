@@ -26,7 +26,6 @@ from benchmarks.freeze_pass.cases import SEQ as SEQ_REAL
 from benchmarks.freeze_pass.frozen import freeze_cut, freeze_pattern, layers_of
 from benchmarks.freeze_pass.run import Adjust, Figures, measured, predicted
 from memir.analysis.liveness import timeline
-from memir.frontend.attention import attention_of
 from memir.frontend.fake import Extent
 from memir.frontend.load import load_target
 from memir.frontend.loaded import LoadedModel
@@ -67,7 +66,7 @@ def traced(name: str, recipe: Recipe, folder: Path, adjust: Callable[[nn.Module]
         adjust(module)
         return module
 
-    with quiet(), mock.patch("memir.frontend.trace.prepare", prepared), attention_of(recipe):
+    with quiet(), mock.patch("memir.frontend.trace.prepare", prepared):
         found, _ = trace_once(load, recipe, Extent("B", BATCH, False), Extent("S", SEQ, False))
     return found.program
 
