@@ -218,9 +218,12 @@ class _Symbolizer:
         deep = False
         for op, other in zip(ours.ops, theirs.ops, strict=True):
             where = f"{op.opcode} {op.source}"
-            if not self._is(other.scratch, op.scratch):
+            if self._is(other.scratch, op.scratch):
+                scratch[id(op)] = other.scratch.substitute(self.fixed)
+            elif op.opcode.startswith(OVER_LISTS) and op.scratch.is_constant:  # so much for each of the list's tensors
+                scratch[id(op)], deep = op.scratch, True
+            else:
                 raise FoldError("the workspace of an operator changes with the number of layers", where=where)
-            scratch[id(op)] = other.scratch.substitute(self.fixed)
             outside = self.concrete.layout.layer(op.path) is None
             if len(op.results) == len(other.results):
                 for value, like in zip(op.results, other.results, strict=True):

@@ -54,8 +54,8 @@ def _end(changes: Changes, name: str, base: int, touched: list[int]) -> int:
         if not any(name in flow.reads(p) or name in {r.storage for r in flow.ops[p].results} for p in around):
             return base  # something else than this node let it go
         last = next((p for p in reversed(touched) if p <= base), None)
-        held = [end for position in after for end in _release(changes, position)]
-        return base if last is None else max([_node_end(changes, last), *held])
+        releases = [end for position in after for end in _release(changes, position)]
+        return base if last is None else max([_node_end(changes, last), *releases])
     if dropped is None:
         return base
     return max([dropped, *touched[-1:], *(end for position in after for end in _release(changes, position))])
