@@ -15,7 +15,7 @@ from memir.errors import UsageError
 from memir.ir.core import Kind
 from memir.rewrite.flow import Flow
 
-_NUMBERED = re.compile(r"((?:[^.\d][^.]*\.)*?[^.\d][^.]*)\.(\d+)(?:\.|$)")
+NUMBERED = re.compile(r"((?:[^.\d][^.]*\.)*?[^.\d][^.]*)\.(\d+)(?:\.|$)")
 EMBEDDING = -1  # the place before the first layer
 
 
@@ -35,7 +35,7 @@ def layers_of(flow: Flow) -> Layers:
     """Reads the layers off the operators' module paths. UsageError where no list of modules is numbered from 0."""
     found: dict[str, Counter[int]] = defaultdict(Counter)
     for position, op in enumerate(flow.ops):
-        match = _NUMBERED.match(op.path) if flow.is_forward(position) else None
+        match = NUMBERED.match(op.path) if flow.is_forward(position) else None
         if match:
             found[match.group(1)][int(match.group(2))] += 1
     lists = {path: numbers for path, numbers in found.items() if set(numbers) == set(range(len(numbers)))}

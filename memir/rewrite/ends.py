@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections import defaultdict
 
 from memir.rewrite.changes import Changes
+from memir.rewrite.cut import NUMBERED
 
 
 def ends_of(changes: Changes) -> dict[str, int | None]:
@@ -44,6 +45,8 @@ def _end(changes: Changes, name: str, base: int, touched: list[int]) -> int:
         return _cast_end(changes, name, base)
     if len(before) == len(after) and base not in changes.removed:
         return base
+    if not flow.phase[base].endswith(("forward", "backward")):
+        return _next_turn(changes, base)
     if not before and (held := _function_end(changes, base)) is not None:
         return held
     dropped = _python_end(changes, name)
@@ -59,6 +62,17 @@ def _end(changes: Changes, name: str, base: int, touched: list[int]) -> int:
     if dropped is None:
         return base
     return max([dropped, *touched[-1:], *(end for position in after for end in _release(changes, position))])
+
+
+def _next_turn(changes: Changes, base: int) -> int:
+    """Where an optimizer's loop, one parameter at a time, takes the same variable for the next one that is trained."""
+    flow = changes.flow
+    lost = flow.ops[base]
+    for position in range(base + 1, len(flow.ops)):
+        op = flow.ops[position]
+        if position not in changes.removed and (op.opcode, op.source) == (lost.opcode, lost.source):
+            return position
+    return base
 
 
 def _release(changes: Changes, saver: int) -> list[int]:
@@ -106,6 +120,8 @@ def _python_end(changes: Changes, name: str) -> int | None:
     if name in flow.dropped:
         end = flow.dropped[name]
         return _cast_end(changes, name, end) if born is not None and _is_cast(changes, born) else end
+    if born is not None and flow.ops[born].opcode == "memir.alloc" and flow.phase[born].endswith("forward"):
+        return _call_end(changes, name)
     if born is None or not flow.repeated[born]:
         return None
     number = next(k for k, r in enumerate(flow.ops[born].results) if r.storage == name)
@@ -120,6 +136,18 @@ def _python_end(changes: Changes, name: str) -> int | None:
                 break
             last = position
     return last
+
+
+def _call_end(changes: Changes, name: str) -> int | None:
+    """The last operator of the layer whose checkpoint made this for itself: a generator's state dies as the call returns."""
+    flow = changes.flow
+    savers = [p for p in flow.savers.get(name, ()) if p in flow.checkpoint]
+    match = NUMBERED.match(flow.ops[savers[0]].path) if len(savers) == 1 else None
+    if match is None:
+        return None
+    layer, phase = match.group(0).rstrip("."), flow.phase[savers[0]]
+    inside = (p for p, op in enumerate(flow.ops) if flow.phase[p] == phase and f"{op.path}.".startswith(f"{layer}."))
+    return max(inside)
 
 
 def _is_cast(changes: Changes, position: int) -> bool:
