@@ -1,0 +1,36 @@
+"""The mesh of a program: named axes and their degrees; every pass of a distributed method adds its own."""
+
+from __future__ import annotations
+
+from memir.errors import UsageError
+from memir.ir.core import Program
+from memir.ir.size import Size
+
+
+def check_axis(program: Program, name: str, degree: int) -> bool:
+    """Whether the axis changes anything: False for degree 1. UsageError for a degree below 1, and an axis that is there."""
+    if degree < 1:
+        raise UsageError(f"{name}: degree {degree} is not a positive number of ranks", hint=f"{name}{{degree=2}}")
+    if degree == 1:
+        return False
+    if any(axis == name for axis, _ in program.mesh):
+        raise UsageError(f"{name}: the program has this axis already", where=mesh_text(program), hint="give it once")
+    return True
+
+
+def mesh_text(program: Program) -> str:
+    """The axes in a line: `tensor-parallel 2 x fsdp 4`; empty for one rank."""
+    return " x ".join(f"{axis} {degree}" for axis, degree in program.mesh)
+
+
+def axis_of(program: Program, name: str) -> Size | None:
+    """The degree of an axis, None where there is no such axis."""
+    return dict(program.mesh).get(name)
+
+
+def ranks(program: Program) -> Size:
+    """The number of ranks of the whole mesh."""
+    total = Size.of(1)
+    for _, degree in program.mesh:
+        total = total * degree
+    return total
