@@ -15,7 +15,7 @@ from memir.analysis.inventory import Group
 from memir.analysis.words import Unit, option, plural
 from memir.formulas import Spot
 from memir.ir.core import Program
-from memir.report import Report, program_report
+from memir.report import Report, mesh_text, program_report
 
 WIDTH = 100
 
@@ -43,6 +43,8 @@ def _answer(report: Report) -> Iterator[str]:
     at = ", ".join(f"{name}={value}" for name, value in report.symbols)
     place = f" ({subject.source})" if subject.source else ""
     yield f"{subject.name or subject.target or 'memory program'}{place}" + (f"  at {at}" if at else "")
+    if report.mesh:
+        yield f"  {mesh_text(report)}"
     yield f"  peak           {_bytes(report.peak.requested)}  {unit.text(report.peak.requested)}  {_spot(report.spot)}"
     yield f"    allocated    {_bytes(report.peak.allocated)}  as the target's allocator rounds"
     yield f"  between steps  {_bytes(report.steady.requested)}  {unit.text(report.steady.requested)}"

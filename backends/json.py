@@ -42,6 +42,8 @@ def as_dict(report: Report) -> dict[str, Any]:
         "recipe": dict(report.recipe),
         "versions": dict(report.subject.versions),
         "symbols": dict(report.symbols),
+        "mesh": dict(report.mesh),
+        "host_bytes": report.host,
         "peak": {
             "requested_bytes": report.peak.requested,
             "allocated_bytes": report.peak.allocated,

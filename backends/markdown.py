@@ -13,7 +13,7 @@ from memir.analysis.inventory import Group
 from memir.analysis.words import Unit, count, option, plural
 from memir.formulas import Spot
 from memir.ir.core import Program
-from memir.report import Report, program_report, verdict_text
+from memir.report import Report, mesh_text, program_report, verdict_text
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,6 +34,7 @@ class Markdown:
         sections = [
             _head(report),
             f"**Peak {unit.text(report.peak.requested)}** {_spot(report.spot)}",
+            mesh_text(report).capitalize(),
             _verdict(report),
             f"Attention kernel: {', '.join(report.kernels)}" if report.kernels else "",
             _table(("", unit.name), _points(report, unit)),

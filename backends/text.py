@@ -16,7 +16,7 @@ import click
 from memir.analysis.words import Unit, count, option, plural, shortened, shortened_end, small_bytes, wrapped
 from memir.formulas import Spot, Stretch
 from memir.ir.core import Program
-from memir.report import Report, program_report, verdict_text
+from memir.report import Report, mesh_text, program_report, verdict_text
 
 WIDTH = 100
 HEIGHT = 30
@@ -91,13 +91,18 @@ class _Screen:
     def answer(self) -> list[str]:
         report, number = self.report, self.unit.number
         peak = self.style(f"{self.unit.text(report.peak.requested):>12}", bold=True)
-        lines = [f"  peak{peak}   {_spot(report.spot, WIDTH - 21)}"]
+        lines = [*self.mesh(), f"  peak{peak}   {_spot(report.spot, WIDTH - 21)}"]
         phases = "   ".join(f"{phase.name} {number(phase.requested)}" for phase in report.phases)
         allocated = f"   allocated {number(report.peak.allocated)}" if report.peak.allocated != report.peak.requested else ""
         lines.append(f"  between steps {number(report.steady.requested)}   {phases}{allocated}"[:WIDTH].rstrip())
         if report.kernels:
             lines.append(f"  attention kernel {', '.join(report.kernels)}")
         return [*lines, *self.verdict(), *self.timeline()]
+
+    def mesh(self) -> list[str]:
+        """Whose step it is, where there are several ranks."""
+        text = mesh_text(self.report)
+        return [f"  {shortened_end(text, WIDTH - 2)}"] if text else []
 
     def verdict(self) -> list[str]:
         """Whether it fits the GPU that was named, and what of it is counted."""

@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from memir.frontend.loaded import LoadedModel
     from memir.frontend.trace import Traced
     from memir.ir.core import Program
+    from memir.pipeline import Pipeline
     from memir.report import Report, Subject
 
 DEFAULT_BATCH = 1
@@ -84,15 +85,59 @@ def program_of(
     trust_remote_code: bool = False,
     cache: bool = True,
     fold: bool = True,
+    parallel: str = "",
     progress: Progress = lambda _: None,
 ) -> TracedProgram:
     """The step of `trace` without its graph: the program that holds at `batch` and `seq`, and what a report says of it.
 
     With `fold`, layers that repeat are traced once, and the program is over the depth L too; TracedProgram.env has its value.
     With `cache`, a step that was traced before is read, without importing torch, and a new one is kept (docs/caching.md).
+    `parallel` are passes as `--parallel` takes them, "fsdp{degree=8}": the program is the step of one rank, and B its batch.
     Other arguments and the errors are those of `trace`; a cache that cannot be used is a memir.cache.CacheWarning.
     """
-    recipe = recipe or Recipe()
+    from memir.pipeline import Pipeline
+
+    passes = Pipeline.parse(parallel)  # before anything takes long
+    traced = _program_of(target, recipe or Recipe(), batch, seq, sets, inputs, trust_remote_code, cache, fold, progress)
+    if not passes.passes:
+        return traced
+    progress(f"applying {passes.spec()}")
+    return _of_one_rank(traced, passes)
+
+
+def _of_one_rank(traced: TracedProgram, passes: Pipeline) -> TracedProgram:
+    """The step after the passes; where the layers do not repeat any more, with all of them, which is told."""
+    from memir.ir.unroll import bind, unroll
+    from memir.rewrite.lift import LiftError
+
+    told: tuple[str, ...] = ()
+
+    def rewritten(program: Program) -> Program:
+        nonlocal told
+        try:
+            return passes.run(program)
+        except LiftError as error:
+            told = (f"every layer is rewritten, as they do not repeat under {passes.spec()}: {error.message}",)
+            depth = {name: value for name, value in traced.dims.items() if name in program.dims}
+            return passes.run(unroll(bind(program, depth)))
+
+    program = rewritten(traced.program)
+    general = None if traced.general is None else rewritten(traced.general)
+    return replace(traced, program=program, general=general, assumptions=(*traced.assumptions, *told))
+
+
+def _program_of(
+    target: str | nn.Module,
+    recipe: Recipe,
+    batch: int | None,
+    seq: int | None,
+    sets: Mapping[str, object] | None,
+    inputs: str | None,
+    trust_remote_code: bool,
+    cache: bool,
+    fold: bool,
+    progress: Progress,
+) -> TracedProgram:
     _check_positive(batch, seq)
     texts = {name: str(value) for name, value in (sets or {}).items()}
     lookup = None
@@ -210,6 +255,7 @@ def analyze(
     alloc_conf: str = "",
     cache: bool = True,
     fold: bool = True,
+    parallel: str = "",
     progress: Progress = lambda _: None,
 ) -> Report:
     """What `memir analyze` says, as plain data. Arguments and errors are those of `program_of`.
@@ -231,6 +277,7 @@ def analyze(
         trust_remote_code=trust_remote_code,
         cache=cache,
         fold=fold,
+        parallel=parallel,
         progress=progress,
     )
     from memir.report import build_report

@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, fields, is_dataclass
 from itertools import pairwise
+from math import prod
 
 from memir.analysis.domain import Range, check, domain_text, program_ranges
 from memir.analysis.frames import Frame, Frames, frames_of, played
@@ -106,6 +107,8 @@ class Report:
     by_depth: DepthReport | None = None  # None where the layers were not folded
     kernels: tuple[str, ...] = ()  # of attention, in the order in which they run; () where its operators are the model's own
     verdict: Verdict | None = None  # whether it fits a GPU; None where none was named
+    mesh: tuple[tuple[str, int], ...] = ()  # axes and degrees, where the step is one rank's of several
+    host: int = 0  # requested bytes that the rank holds in the host's memory between steps
     assumptions: tuple[str, ...] = ()
     inconclusive: tuple[str, ...] = ()
 
@@ -176,6 +179,8 @@ def build_report(
         formulas=symbolic,
         by_depth=_by_depth(program, general_line, env, frames.symbol) if depth else None,
         kernels=attention_kernels(program, env),
+        mesh=tuple((axis, degree.evaluate(env)) for axis, degree in program.mesh),
+        host=frames.extend([_on_host(frame.program, point) for frame in frames.frames], env) if program.mesh else 0,
         assumptions=tuple(assumptions),
         inconclusive=tuple(inconclusive),
     )
@@ -241,6 +246,15 @@ def _by_depth(program: Program, line: Timeline, env: Mapping[str, int], symbol: 
     )
 
 
+def mesh_text(report: Report) -> str:
+    """Whose step it is: `one rank of 16: tensor-parallel 2 x fsdp 8, and 1.2 GiB on the host`; "" for a single GPU."""
+    if not report.mesh:
+        return ""
+    axes = " x ".join(f"{axis} {degree}" for axis, degree in report.mesh)
+    held = f", and {Unit.of(report.host).text(report.host)} on the host" if report.host >= 2**20 else ""
+    return f"one rank of {prod(degree for _, degree in report.mesh)}: {axes}{held}"
+
+
 def verdict_text(found: Verdict) -> str:
     """What of a GPU is counted: `5.05 allocated + 0.02 cuBLAS + 0.14 to 0.28 CUDA context of 14.58 GiB; ...`."""
     unit = Unit.of(found.capacity)
@@ -272,6 +286,10 @@ def _options(recipe: Recipe | Mapping[str, Option] | str | None) -> tuple[tuple[
     items: Iterable[tuple[str, object]]
     items = ((f.name, getattr(recipe, f.name)) for f in fields(recipe)) if is_dataclass(recipe) else recipe.items()
     return tuple((name, value if isinstance(value, Option) else str(value)) for name, value in items if value != "")
+
+
+def _on_host(program: Program, env: Mapping[str, int]) -> int:
+    return sum(s.nbytes.evaluate(env) for s in program.storages if s.live_in and s.device == "host")
 
 
 def _sizes(program: Program, env: Mapping[str, int]) -> dict[str, int]:

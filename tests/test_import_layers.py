@@ -38,7 +38,7 @@ ALLOWED = {
     "workers": {"errors"},
     "findings": {"__version__"},
     "diff": DATA | {"analysis", "api", "findings", "workers"},
-    "check": DATA | {"analysis", "api", "cuda", "diff", "findings", "report", "workers"},
+    "check": DATA | {"analysis", "api", "cuda", "diff", "findings", "pipeline", "report", "workers"},
     "lint": DATA | {"analysis", "diff", "findings"},
     "pytest": {"check", "errors"},
     "planner": DATA | {"analysis", "pipeline", "cache", "sweep"},
@@ -57,6 +57,7 @@ ALLOWED = {
         "backends",
         "cache",
         "planner",
+        "rewrite",
         "sweep",
     },
 }  # package or module under memir -> what it may import of memir besides itself; cli may import everything

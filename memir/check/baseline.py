@@ -45,6 +45,7 @@ def question(scenario: Scenario) -> tuple[tuple[str, str], ...]:
     found += [(name, str(value)) for name, value in (("batch", scenario.batch), ("seq", scenario.seq)) if value is not None]
     found += [(f"set.{name}", value) for name, value in sorted(scenario.sets.items())]
     found += [("inputs", scenario.inputs)] if scenario.inputs else []
+    found += [("parallel", scenario.parallel)] if scenario.parallel else []
     default = Recipe()
     for field in fields(Recipe):
         value = getattr(scenario.recipe, field.name)

@@ -20,12 +20,13 @@ from memir.errors import MemirError, ParseError, UsageError
 from memir.hardware import Gpu, parse_gpu
 from memir.ir.size import Size
 from memir.ir.sizetext import parse_size
+from memir.pipeline import Pipeline
 from memir.recipe import Recipe
 
 FILES = ("memir.toml", "pyproject.toml")
 BASELINE = "memir-baseline.json"
 _TOP = ("baseline", "defaults", "scenarios")
-_STEP = ("target", "batch", "seq", "set", "inputs", "trust_remote_code", "gpu", "skip")
+_STEP = ("target", "batch", "seq", "set", "inputs", "trust_remote_code", "parallel", "gpu", "skip")
 _BUDGETS = tuple(f.name for f in fields(Budgets))
 _UNITS = {"B": 1, "KiB": 2**10, "MiB": 2**20, "GiB": 2**30, "TiB": 2**40}
 _BYTES = re.compile(r"(\d+)(?:\.(\d+))?\s*([A-Za-z]+)?")
@@ -155,6 +156,7 @@ class _Reader:
             sets=self._sets(*got["set"]) if "set" in got else {},
             inputs=self.text(*got["inputs"]) if "inputs" in got else None,
             trust_remote_code=self._flag(*got["trust_remote_code"]) if "trust_remote_code" in got else False,
+            parallel=self._passes(*got["parallel"]) if "parallel" in got else "",
             budgets=budgets,
             skip=self.text(*got["skip"]) if "skip" in got else "",
             file=self._document.shown,
@@ -165,6 +167,14 @@ class _Reader:
         if not isinstance(value, int) or isinstance(value, bool) or value < 1:
             raise self.fail(at, f"{at[-1]} is a positive number, not {_kind(value)}")
         return value
+
+    def _passes(self, at: tuple[str, ...], value: Any) -> str:
+        text = self.text(at, value)
+        try:
+            Pipeline.parse(text)
+        except UsageError as error:
+            raise self.fail(at, f"parallel: {error.message}", error.hint) from None
+        return text
 
     def _flag(self, at: tuple[str, ...], value: Any) -> bool:
         if not isinstance(value, bool):

@@ -46,6 +46,7 @@ class Scenario:
     sets: Mapping[str, str] = field(default_factory=dict)
     inputs: str | None = None
     trust_remote_code: bool = False
+    parallel: str = ""  # passes of distributed methods, as --parallel takes them
     budgets: Budgets = Budgets()
     skip: str = ""  # why it is not checked
     file: str = ""  # of its configuration, and the line there
@@ -59,4 +60,5 @@ class Scenario:
             "sets": dict(self.sets),
             "inputs": self.inputs,
             "trust_remote_code": self.trust_remote_code,
+            "parallel": self.parallel,
         }

@@ -11,12 +11,14 @@ import click
 
 from memir.cli.allocator import alloc_conf_option
 from memir.cli.options import Request, cache_option, output_option, progress, step_options, write
+from memir.cli.parallel import parallel_option
 from memir.errors import EXIT_INCONCLUSIVE, EXIT_NO, EXIT_OK, UsageError
 
 
 @click.command("analyze")
 @step_options
 @cache_option
+@parallel_option
 @click.option(
     "--format",
     "format_text",

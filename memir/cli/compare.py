@@ -9,6 +9,7 @@ import click
 
 from memir.cli.allocator import allocator_options
 from memir.cli.options import Request, cache_option, gpu_option, output_option, progress, step_options, write
+from memir.cli.parallel import parallel_option
 from memir.errors import EXIT_NO, EXIT_OK
 
 
@@ -17,6 +18,7 @@ from memir.errors import EXIT_NO, EXIT_OK
 @gpu_option
 @click.argument("recorded", metavar="RECORDED", type=click.Path(path_type=Path))
 @cache_option
+@parallel_option
 @click.option("--device", type=click.IntRange(min=0), help="Which GPU of the recording.  [default: the only one]")
 @click.option("--tolerance", type=click.IntRange(min=0), default=0, show_default=True, metavar="BYTES", help="Error allowed.")
 @click.option("--format", "format_name", type=click.Choice(("text", "json")), default="text", show_default=True)

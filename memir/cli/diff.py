@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 import click
 
 from memir.cli.options import Request, also_option, cache_option, output_option, progress, recipe_options, write
+from memir.cli.parallel import parallel_option
 from memir.errors import EXIT_INCONCLUSIVE, EXIT_OK, MemirError, UsageError
 
 if TYPE_CHECKING:
@@ -24,6 +25,7 @@ FORMATS = ("text", "json", "markdown", "github", "sarif")
 @click.argument("target", required=False)
 @recipe_options
 @cache_option
+@parallel_option
 @click.option("--dim", "dims", multiple=True, metavar="NAME=N", help="Another symbol of a saved program; repeatable.")
 @click.option("--format", "form", type=click.Choice(FORMATS), default="text", show_default=True)
 @also_option(FORMATS)

@@ -10,6 +10,7 @@ import click
 
 from memir.cli.allocator import allocator_options
 from memir.cli.options import Request, cache_option, gpu_option, output_option, progress, step_options
+from memir.cli.parallel import parallel_option
 from memir.errors import UsageError
 
 
@@ -17,6 +18,7 @@ from memir.errors import UsageError
 @step_options
 @gpu_option
 @cache_option
+@parallel_option
 @click.option("--to", "form", type=click.Choice(("snapshot",)), required=True, help="snapshot: a CUDA memory snapshot.")
 @click.option(
     "--record",

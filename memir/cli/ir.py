@@ -8,12 +8,14 @@ from pathlib import Path
 import click
 
 from memir.cli.options import Request, cache_option, gpu_option, output_option, progress, step_options, write
+from memir.cli.parallel import parallel_option
 
 
 @click.command("ir")
 @step_options
 @gpu_option
 @cache_option
+@parallel_option
 @click.option("--live", is_flag=True, help="After each operator: live bytes as a polynomial, and the live storages.")
 @output_option
 def command(request: Request, live: bool, output: Path | None) -> None:

@@ -33,6 +33,7 @@ class Request:
     trust_remote_code: bool = False
     cache: bool = True  # whether a step that was traced before may be read (`cache_option`)
     fold: bool = True  # whether layers that repeat are traced once (`cache_option`)
+    parallel: str = ""  # passes of distributed methods (memir.cli.parallel)
 
     def keywords(self) -> dict[str, Any]:
         """The keyword arguments of `memir.trace`; those of `program_of` are `program_keywords`."""
@@ -46,7 +47,7 @@ class Request:
 
     def program_keywords(self) -> dict[str, Any]:
         """The keyword arguments of `memir.api.program_of`."""
-        return {**self.keywords(), "cache": self.cache, "fold": self.fold}
+        return {**self.keywords(), "cache": self.cache, "fold": self.fold, "parallel": self.parallel}
 
 
 def _choice(name: str, help_text: str) -> Decorator:

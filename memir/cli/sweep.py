@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from memir.cli.options import Request, cache_option, output_option, progress, step_options, write
+from memir.cli.parallel import NAMES, parallel_option
 from memir.errors import EXIT_INCONCLUSIVE, EXIT_NO, EXIT_OK, UsageError
 
 if TYPE_CHECKING:
@@ -20,6 +21,7 @@ if TYPE_CHECKING:
 @click.command()
 @step_options
 @cache_option
+@parallel_option
 def _single(request: Request) -> Request:
     """One recipe; the options of the sweep are its options, with lists for their values."""
     return request
@@ -28,7 +30,7 @@ def _single(request: Request) -> Request:
 AXES = ("batch", "seq")
 SPECS = ("lora", "quantize")  # a comma separates parts of one value
 # options without lists
-SINGLE = ("model", "sets", "inputs", "trust_remote_code", "cache", "fold", "recipe_keep_outputs", "recipe_function")
+SINGLE = ("model", "sets", "inputs", "trust_remote_code", "cache", "fold", "recipe_keep_outputs", "recipe_function", *NAMES)
 
 
 def _default(param: click.Parameter) -> str | None:
@@ -157,7 +159,7 @@ def _requests(words: dict[str, Any]) -> list[Request]:
         elif isinstance(param, click.Option) and param.is_flag:
             fixed += [flag] if value is (param.name not in ("cache", "fold")) else []  # --no-cache makes it False
         elif param.name in SINGLE:
-            fixed += [flag, value]
+            fixed += [flag, str(value)]
         else:
             axes.append([[flag, word] for word in parse_words(value, flag)])
     name = click.get_current_context().command_path
