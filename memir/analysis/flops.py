@@ -8,15 +8,32 @@ Megatron-LM counts it (Narayanan et al. 2021, arXiv 2104.04473, appendix); its b
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
+from memir.analysis.traffic import is_view, written
 from memir.ir.core import Op, Program, Repeat, Value
 from memir.ir.dtypes import ITEMSIZE
 from memir.ir.names import is_range, split
 from memir.ir.size import ONE, ZERO, Size
 
-Rule = Callable[[Sequence[Value], Sequence[Value]], Size]
+
+@dataclass(frozen=True, slots=True)
+class Shape:
+    """What is multiplied. `form` and `dims`:
+
+    product: (batch, m, n, k), so many products [m, k] x [k, n]. groups: (groups, rows, n, k), all rows together split among the
+    groups; weights: (groups, m, n, rows), the same for a weight's gradient, rows summed. forward and backward, of attention:
+    (batch, heads, queries, keys, head size, head size of values). "" is none of these.
+    """
+
+    form: str
+    dims: tuple[Size, ...]
+    flops: Size
+
+
+NOTHING = Shape("", (), ZERO)
+Rule = Callable[[Sequence[Value], Sequence[Value]], Shape]
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,49 +46,68 @@ class Work:
     flops: Size
     nbytes: Size
     dtype: str  # of the matrix product's first operand, or of the first result
+    shape: Shape = NOTHING
 
 
 def numel(value: Value) -> Size:
     """Number of elements."""
+    return _product(value.shape)
+
+
+def _product(extents: Sequence[Size]) -> Size:
     total = ONE
-    for extent in value.shape:
+    for extent in extents:
         total = total * extent
     return total
 
 
-def _matrix(operands: Sequence[Value], results: Sequence[Value]) -> Size:
-    """mm, bmm: [.., m, k] x [.., k, n]."""
-    return 2 * numel(results[0]) * operands[-2].shape[-1]
+def _matrix(operands: Sequence[Value], results: Sequence[Value]) -> Shape:
+    """mm, bmm: [.., m, k] x [.., k, n]; dot: [k] x [k]."""
+    out, inner = results[0].shape, operands[-2].shape[-1]
+    rows, columns = (out[-2], out[-1]) if len(out) > 1 else (ONE, _product(out))
+    return Shape("product", (_product(out[:-2]), rows, columns, inner), 2 * numel(results[0]) * inner)
 
 
-def _grouped(operands: Sequence[Value], results: Sequence[Value]) -> Size:
+def _grouped(operands: Sequence[Value], results: Sequence[Value]) -> Shape:
     """_grouped_mm: [T, k] x [E, k, n], or for a weight's gradient [k, T] x [T, n], each token in one of E groups."""
-    if len(results[0].shape) == 3 and len(operands[0].shape) == 2:
-        return 2 * results[0].shape[-2] * results[0].shape[-1] * operands[0].shape[-1]
-    return 2 * numel(results[0]) * operands[0].shape[-1]
+    out, left, right = results[0].shape, operands[0].shape, operands[1].shape
+    if len(out) == 3 and len(left) == 2:
+        return Shape("weights", (out[0], out[1], out[2], left[-1]), 2 * out[-2] * out[-1] * left[-1])
+    flops = 2 * numel(results[0]) * left[-1]
+    return Shape("groups", (right[0] if len(right) == 3 else ONE, _product(left[:-1]), out[-1], left[-1]), flops)
 
 
-def _attention(query: Value, key: Value, value: Value, products: tuple[int, int]) -> Size:
-    """Products with the head size of queries and keys, and with that of values."""
-    pairs = numel(query) * key.shape[2]  # B * H * S * D * T
-    with_values = query.shape[0] * query.shape[1] * query.shape[2] * key.shape[2] * value.shape[3]
-    return 2 * (products[0] * pairs + products[1] * with_values)
+def _attention(form: str, query: Value, key: Value, value: Value, products: tuple[int, int], heads_last: bool) -> Shape:
+    """Products with the head size of queries and keys, and with that of values. Tensors are [B, H, S, D], or [B, S, H, D]."""
+    head, length = (2, 1) if heads_last else (1, 2)
+    batch, heads, rows, columns = query.shape[0], query.shape[head], query.shape[length], key.shape[length]
+    sizes = query.shape[3], value.shape[3]
+    flops = 2 * batch * heads * rows * columns * (products[0] * sizes[0] + products[1] * sizes[1])
+    return Shape(form, (batch, heads, rows, columns, *sizes), flops)
 
 
-def _attention_forward(operands: Sequence[Value], results: Sequence[Value]) -> Size:
-    return _attention(operands[0], operands[1], operands[2], (1, 1))
+def _attention_forward(operands: Sequence[Value], results: Sequence[Value]) -> Shape:
+    return _attention("forward", operands[0], operands[1], operands[2], (1, 1), False)
 
 
-def _attention_backward(operands: Sequence[Value], results: Sequence[Value]) -> Size:
+def _attention_backward(operands: Sequence[Value], results: Sequence[Value]) -> Shape:
     """Scores again, and the gradients of probabilities, values, queries and keys."""
-    return _attention(operands[1], operands[2], operands[3], (3, 2))
+    return _attention("backward", operands[1], operands[2], operands[3], (3, 2), False)
 
 
-def _convolution(operands: Sequence[Value], results: Sequence[Value]) -> Size:
-    total = 2 * numel(results[0])
-    for extent in operands[1].shape[1:]:
-        total = total * extent
-    return total
+def _package_forward(operands: Sequence[Value], results: Sequence[Value]) -> Shape:
+    """flash-attn 2, the package: [B, S, H, D]."""
+    return _attention("forward", operands[0], operands[1], operands[2], (1, 1), True)
+
+
+def _package_backward(operands: Sequence[Value], results: Sequence[Value]) -> Shape:
+    return _attention("backward", operands[1], operands[2], operands[3], (3, 2), True)
+
+
+def _convolution(operands: Sequence[Value], results: Sequence[Value]) -> Shape:
+    inner = _product(operands[1].shape[1:])
+    out = results[0].shape
+    return Shape("product", (ONE, _product(out[:1] + out[2:]), out[1], inner), 2 * numel(results[0]) * inner)
 
 
 _KERNELS = ("flash_attention", "efficient_attention", "cudnn_attention", "flash_attention_for_cpu")
@@ -83,6 +119,8 @@ _RULES: dict[str, Rule] = {
     "aten.dot": _matrix,
     "aten._grouped_mm": _grouped,
     "aten.convolution": _convolution,
+    "flash_attn._flash_attn_forward": _package_forward,
+    "flash_attn._flash_attn_backward": _package_backward,
     **{f"aten._scaled_dot_product_{kernel}": _attention_forward for kernel in _KERNELS},
     **{f"aten._scaled_dot_product_{kernel}_backward": _attention_backward for kernel in _KERNELS},
 }
@@ -112,18 +150,22 @@ class _Reading:
             operands = [self._find(name) for name in op.operands]
             for value in op.results:
                 self._keep(value)
-            if op.opcode.startswith("memir.") or _is_view(op, operands):
+            if op.opcode.startswith("memir.") or is_view(op, operands):
                 continue
             rule = _RULES.get(op.opcode)
-            flops = rule(operands, op.results) if rule is not None else ZERO
+            shape = rule(operands, op.results) if rule is not None else NOTHING
             dtype = operands[0].dtype if rule is not None else (op.results or operands)[0].dtype
-            yield Work(phase, op, times, flops, self._moved(op, operands), dtype)
+            yield Work(phase, op, times, shape.flops, self._moved(op, operands), dtype, shape)
 
     def _moved(self, op: Op, operands: Sequence[Value]) -> Size:
-        total = ZERO
-        for name, value in [*zip(op.operands, operands, strict=True), *((r.name, r) for r in op.results)]:
-            total = total + self._members(name) * numel(value) * ITEMSIZE[value.dtype]
-        return total
+        read = self._bytes(zip(op.operands, operands, strict=True))
+        if op.results:
+            return read + self._bytes((result.name, result) for result in op.results)
+        again = written(op.opcode, len(operands))
+        return read + self._bytes((op.operands[i], operands[i]) for i in again)
+
+    def _bytes(self, named: Iterable[tuple[str, Value]]) -> Size:
+        return sum((self._members(name) * numel(value) * ITEMSIZE[value.dtype] for name, value in named), ZERO)
 
     def _members(self, name: str) -> Size:
         """How many tensors a name stands for: a range's length."""
@@ -141,15 +183,6 @@ class _Reading:
 
     def _find(self, name: str) -> Value:
         return self.values.get(name) or self.values[split(name)[0]]
-
-
-def _is_view(op: Op, operands: Sequence[Value]) -> bool:
-    """Whether it only makes handles: all results lie in operands' storages, and nothing is written in place."""
-    parts = op.opcode.split(".")
-    if len(parts) > 1 and parts[1].endswith("_"):
-        return False
-    storages = {v.storage for v in operands}
-    return bool(op.results) and all(r.storage in storages for r in op.results)
 
 
 def total_flops(works: Sequence[Work], env: Mapping[str, int], phases: tuple[str, ...] = ()) -> int:
