@@ -20,7 +20,7 @@ class Achieved:
     """Fractions of the datasheet that kernels reach, and where each was measured.
 
     `product`: of the 16-bit rate, by large matrix products on warm cards. `stream`: of the memory's bandwidth, STREAM's triad.
-    `flash` and `flash_causal`: of the 16-bit rate, by FlashAttention-2's forward; causal operations are the half that is needed.
+    `flash` and `flash_causal`: of the 16-bit rate, by FlashAttention-2's forward; of causal ones the needed half counts.
     """
 
     product: float

@@ -9,7 +9,9 @@ from __future__ import annotations
 from memir.analysis.cost.device import BACKWARD_OF_FLASH, Device
 
 TILE = 128
-_UNFUSED = 0.325 / (184 / 312)  # of flash, by the kernel of FlashAttention's first version: 25 to 40 % (arXiv 2307.08691, abstract)
+_UNFUSED = 0.325 / (
+    184 / 312
+)  # of flash, by the kernel of FlashAttention's first version: 25 to 40 % (arXiv 2307.08691, abstract)
 
 
 def attention_seconds(form: str, opcode: str, masked: bool, flops: int, rows: int, columns: int, device: Device) -> float:

@@ -1,9 +1,9 @@
-"""How long a collective takes: alpha + bytes / bandwidth, for each of NCCL's algorithms and protocols, the best of which it runs.
+"""How long a collective takes: alpha + bytes / bandwidth, by the best of NCCL's algorithms and protocols.
 
 The model is NCCL's own, by which it chooses (github.com/NVIDIA/nccl, src/graph/tuning.cc at 01afd20, `ncclTopoTuneModel` and
 `ncclTopoGetAlgoTime`): `baseLat` and `hwLat` in microseconds, ring and tree, the protocols LL, LL128 and Simple. What is left
-out: CollNet and NVLink SHARP, NCCL's correction of trees at middle sizes, and its caps for trees. All-to-all is not in that model: every rank sends its parts to all
-others at once, at the speed of the link and, for those on other nodes, of its network port.
+out: CollNet and NVLink SHARP, NCCL's corrections and caps for trees. All-to-all is not in that model: every rank sends its
+parts to all others at once, at the speed of the link and, for those on other nodes, of its network port.
 """
 
 from __future__ import annotations

@@ -44,7 +44,7 @@ class Device:
 
 
 def device(card: Card, *, power: float = 1.0, bandwidth: float | None = None) -> Device:
-    """The card's device. `power`: the limit as a part of the usual one; `bandwidth`: bytes/s of another memory than the card's."""
+    """The card's device. `power`: its limit as a part of the usual one; `bandwidth`: bytes a second of another memory."""
     reached = achieved(card)
     clock = power ** (1 / 3)
     part = reached.product * clock

@@ -38,9 +38,7 @@ class Spent:
         )
 
     def __mul__(self, times: float) -> Spent:
-        return Spent(
-            self.product * times, self.attention * times, self.memory * times, self.launch * times, self.host * times
-        )
+        return Spent(self.product * times, self.attention * times, self.memory * times, self.launch * times, self.host * times)
 
 
 def once(work: Work, env: Env, device: Device) -> Spent:

@@ -59,9 +59,7 @@ def simulate(tasks: Sequence[Task]) -> Ran:
                 busy.append((start, end))
         free[task.stream] = end
         ends.append(end)
-    spans = [
-        (ends[i] - task.seconds, ends[i]) for i, task in enumerate(tasks) if task.stream != COMPUTE and task.seconds
-    ]
+    spans = [(ends[i] - task.seconds, ends[i]) for i, task in enumerate(tasks) if task.stream != COMPUTE and task.seconds]
     communicating, exposed = _without(spans, worked)
     return Ran(max(ends, default=0.0), computing, communicating, exposed, tuple(ends))
 

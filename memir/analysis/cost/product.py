@@ -2,11 +2,11 @@
 
 The result is cut into tiles, each computed by one SM; the SMs work in waves, and the last wave takes as long as a full one
 ("tile and wave quantization", NVIDIA, Matrix Multiplication Background User's Guide, with the tiles that cuBLAS has). A tile
-takes its operations at an SM's share of the sustained rate, or as long as its operands need from L2, and then writes itself out.
+takes its operations at an SM's share of the sustained rate, or as long as its operands need from L2, and is then written out.
 Long sums over few tiles are split ("split-K"), their parts added in fp32. The library is taken to choose the best. Nothing of
 the whole may be faster than the memory moves its operands.
 
-Against published products of an A100 (`tests/test_cost_product.py`): within 8 % at six of eight shapes.
+Against published products of an A100 (`tests/test_cost_kernels.py`): within 8 % at six of eight shapes.
 """
 
 from __future__ import annotations

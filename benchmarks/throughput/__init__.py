@@ -1,0 +1,1 @@
+"""Predicted tokens per second beside published ones."""
