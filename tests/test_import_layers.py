@@ -28,7 +28,7 @@ ALLOWED = {
     "derivation": DATA | {"analysis"},
     "report": DATA | {"analysis", "formulas", "cuda"},
     "backends": DATA | {"analysis", "allocator", "cuda", "formulas", "report"},
-    "frontend": DATA | {"cuda"},
+    "frontend": DATA | {"cuda", "options", "registry"},
     "runtime": DATA | {"analysis", "frontend", "api"},
     "freezing": {"runtime"},
     "registry": {"errors"},

@@ -12,7 +12,7 @@ import subprocess
 import sys
 import tempfile
 from collections.abc import Callable
-from contextlib import nullcontext
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -68,31 +68,41 @@ def builder(
     """
 
     def build() -> Callable[[], object]:
-        torch.manual_seed(0)
-        with on_real_device(real.device):
-            loaded = load_target(
-                real.target,
-                recipe=real.recipe,
-                sets=real.sets,
-                inputs=real.inputs,
-                trust_remote_code=real.trust_remote_code,
-                seq=real.seq,
-            )
-        adopt_scope(loaded.module)
-        module = prepare(loaded, real.recipe)
+        loaded, module = load_real(real)
         adjust(module)
         optimizer = make_optimizer(module, real.recipe)
         batch = real_batch(loaded, real)
         step = Step(module, loaded.call, real.recipe, optimizer, on_phase)
-        backend = _BACKENDS.get(real.recipe.attention)
 
         def run() -> None:
-            with nullcontext() if backend is None else sdpa_kernel(backend):
+            with kernel_of(real):
                 step(batch)
 
         return run
 
     return build
+
+
+def load_real(real: RealStep) -> tuple[LoadedModel, nn.Module]:
+    """The model with random weights on `real.device`, the same ones each time, and the module that is trained."""
+    torch.manual_seed(0)
+    with on_real_device(real.device):
+        loaded = load_target(
+            real.target,
+            recipe=real.recipe,
+            sets=real.sets,
+            inputs=real.inputs,
+            trust_remote_code=real.trust_remote_code,
+            seq=real.seq,
+        )
+    adopt_scope(loaded.module)
+    return loaded, prepare(loaded, real.recipe)
+
+
+def kernel_of(real: RealStep) -> AbstractContextManager[object]:
+    """Within, only the recipe's attention kernel may run."""
+    backend = _BACKENDS.get(real.recipe.attention)
+    return nullcontext() if backend is None else sdpa_kernel(backend)
 
 
 def real_batch(loaded: LoadedModel, real: RealStep) -> dict[str, torch.Tensor]:

@@ -1,0 +1,57 @@
+"""`python -m benchmarks.distributed one TARGET --method "fsdp{degree=2}"`."""
+
+from __future__ import annotations
+
+import sys
+from dataclasses import replace
+
+import click
+
+from benchmarks.distributed.one import Around, predict, show, show_comparison
+from memir.cli.options import Request, step_options
+from memir.errors import MemirError
+from memir.runtime.ranks import real_ranks
+
+
+@click.group()
+def main() -> None:
+    """Real peaks of distributed methods, by rank."""
+
+
+@main.command()
+@step_options
+@click.option("--method", required=True, metavar="TEXT", help="fsdp{degree=2},tensor-parallel{degree=2}: run for real.")
+@click.option("--pass", "passes", metavar="TEXT", help="memir's passes on the same step, compared with rank 0.")
+@click.option("--rank", type=int, default=0, show_default=True, help="Whose timeline is shown.")
+@click.option("--before", type=int, default=25, show_default=True, help="Events shown before the peak.")
+@click.option("--after", type=int, default=5, show_default=True, help="Events shown after it.")
+@click.option("--all", "everything", is_flag=True, help="All of the step's events.")
+def one(request: Request, method: str, passes: str | None, rank: int, before: int, after: int, everything: bool) -> None:
+    """One step on real ranks: bytes at its start, peak and end on each, and what happened around the peak.
+
+    The target is the CPU; -b and -s are 2 and 64 unless given, and the dtype f32.
+    """
+    context = click.get_current_context()
+    dtype = (
+        request.recipe.dtype
+        if context.get_parameter_source("recipe_dtype") is not click.core.ParameterSource.DEFAULT
+        else "f32"
+    )
+    recipe = replace(request.recipe, target="cpu", dtype=dtype)
+    batch, seq = request.batch or 2, request.seq or 64
+    ranks = real_ranks(request.model, recipe, batch, seq, request.sets, method, inputs=request.inputs)
+    around = Around(10**9, 10**9) if everything else Around(before, after)
+    click.echo(show(ranks, rank, around))
+    if passes is not None:
+        click.echo(show_comparison(predict(replace(request, recipe=recipe), batch, seq, passes), ranks[rank]))
+
+
+if __name__ == "__main__":
+    try:
+        main(standalone_mode=False)
+    except click.ClickException as error:
+        error.show()
+        sys.exit(error.exit_code)
+    except MemirError as error:
+        print(error.render(), file=sys.stderr)
+        sys.exit(error.exit_code)
