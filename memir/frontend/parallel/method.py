@@ -74,7 +74,8 @@ def world_size(methods: Sequence[Method]) -> int:
 def make_mesh(methods: Sequence[Method]) -> DeviceMesh:
     """The mesh of all methods' axes; the process group must be there. UsageError for an axis twice.
 
-    What is applied last has the outer axes, in whatever order they are given: ranks of one tensor-parallel group are neighbours.
+    What is applied last has the outer axes,
+    in whatever order they are given: the ranks of a tensor-parallel group are neighbours.
     """
     axes = [axis for method in sorted(methods, key=lambda m: -m.order) for axis in method.axes()]
     names = [axis.name for axis in axes]
