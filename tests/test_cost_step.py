@@ -11,7 +11,7 @@ from memir.analysis.cost.device import device
 from memir.analysis.cost.operators import Spent, spent
 from memir.analysis.cost.overlap import SLOWDOWN, Task, simulate
 from memir.analysis.cost.parts import Parts, parts
-from memir.analysis.cost.step import Exchange, bubble_of, step_time
+from memir.analysis.cost.step import Exchange, bubble_of, microbatch_tasks, step_time
 from memir.analysis.flops import total_flops, work_of
 from memir.analysis.traffic import written
 from memir.hardware import find_card
@@ -70,6 +70,15 @@ def test_replicated_gradients_are_reduced_once_in_a_step() -> None:
     exchange = Exchange(again=False, reduce_layer=10.0)
     once, each = (step_time(PARTS, exchange, accumulate=4, every=every) for every in (False, True))
     assert once.seconds < each.seconds - 50
+
+
+@pytest.mark.parametrize(
+    "exchange", [Exchange(0.2, 0.5, True, 0.3, 0.4), Exchange(inside_forward=3.2), Exchange(4.0, 1.0, False)]
+)
+def test_many_layers_are_a_few_and_more_of_the_same(exchange: Exchange) -> None:
+    many = Parts(32, flat(0.1), flat(16.0), flat(0.5), flat(1.0), flat(32.0), flat(0.1), flat(0.2))
+    whole = simulate(microbatch_tasks(many, exchange, reduce=True))
+    assert step_time(many, exchange).seconds == pytest.approx(whole.seconds + 0.2, rel=1e-3)
 
 
 def test_bubbles() -> None:

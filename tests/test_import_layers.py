@@ -41,7 +41,7 @@ ALLOWED = {
     "check": DATA | {"analysis", "api", "cuda", "diff", "findings", "pipeline", "report", "workers"},
     "lint": DATA | {"analysis", "diff", "findings"},
     "pytest": {"check", "errors"},
-    "planner": DATA | {"analysis", "pipeline", "cache", "sweep"},
+    "planner": DATA | {"analysis", "pipeline", "cache", "registry", "sweep"},
     "sweep": DATA | {"analysis", "pipeline", "cache"},
     "api": DATA
     | {

@@ -47,6 +47,7 @@ class Work:
     nbytes: Size
     dtype: str  # of the matrix product's first operand, or of the first result
     shape: Shape = NOTHING
+    operands: tuple[Value, ...] = ()
 
 
 def numel(value: Value) -> Size:
@@ -155,7 +156,7 @@ class _Reading:
             rule = _RULES.get(op.opcode)
             shape = rule(operands, op.results) if rule is not None else NOTHING
             dtype = operands[0].dtype if rule is not None else (op.results or operands)[0].dtype
-            yield Work(phase, op, times, shape.flops, self._moved(op, operands), dtype, shape)
+            yield Work(phase, op, times, shape.flops, self._moved(op, operands), dtype, shape, tuple(operands))
 
     def _moved(self, op: Op, operands: Sequence[Value]) -> Size:
         read = self._bytes(zip(op.operands, operands, strict=True))

@@ -45,13 +45,13 @@ def once(work: Work, env: Env, device: Device) -> Spent:
     """One execution of an operator."""
     form = work.shape.form
     dims = [d.evaluate(env) for d in work.shape.dims]
-    moved = work.nbytes.evaluate(env) / device.bandwidth
     if not form:
-        return Spent(memory=moved, launch=LAUNCH, host=DISPATCH)
+        return Spent(memory=work.nbytes.evaluate(env) / device.bandwidth, launch=LAUNCH, host=DISPATCH)
     if form in ("forward", "backward"):
         operands = len(work.op.operands) - (0 if form == "forward" else 1)
         masked = "efficient" in work.op.opcode and operands > (3 if form == "forward" else 5)
         flops = work.flops.evaluate(env)
+        moved = work.nbytes.evaluate(env) / device.bandwidth
         taken = attention_seconds(form, work.op.opcode, masked, flops, dims[2], dims[3], device)
         return Spent(attention=max(taken, moved), launch=LAUNCH, host=DISPATCH)
     batch, m, n, k = dims

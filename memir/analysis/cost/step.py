@@ -10,12 +10,13 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from memir.analysis.cost.overlap import COMPUTE, Ran, Task, simulate
 from memir.analysis.cost.parts import Parts
 
 GATHER, REDUCE = "gather", "reduce"
+_ENOUGH = 8  # layers that are simulated; more of them go on alike
 
 
 @dataclass(frozen=True, slots=True)
@@ -23,8 +24,9 @@ class Exchange:
     """Seconds of each collective of a rank; 0 where a method has none.
 
     `gather_layer`, `gather_root`: parameters, before they are used in forward, and with `again` in backward. `reduce_layer`,
-    `reduce_root`: gradients, when they are made. `inside_forward`, `inside_backward`: in a layer, where computing waits.
-    `one_stream`: gathers and reductions share a communicator, as in FSDP1 and in DeepSpeed.
+    `reduce_root`: gradients, when they are made. `inside_forward`, `inside_backward`: in all layers, where computing waits.
+    `after`: parameters that are gathered when the optimizer has stepped, which nothing hides. `one_stream`: gathers and
+    reductions share a communicator, as in FSDP1 and in DeepSpeed.
     """
 
     gather_layer: float = 0.0
@@ -34,7 +36,22 @@ class Exchange:
     reduce_root: float = 0.0
     inside_forward: float = 0.0
     inside_backward: float = 0.0
+    after: float = 0.0
     one_stream: bool = False
+
+    def __add__(self, other: Exchange) -> Exchange:
+        """Both, as of methods on different axes."""
+        return Exchange(
+            self.gather_layer + other.gather_layer,
+            self.gather_root + other.gather_root,
+            self.again and other.again,
+            self.reduce_layer + other.reduce_layer,
+            self.reduce_root + other.reduce_root,
+            self.inside_forward + other.inside_forward,
+            self.inside_backward + other.inside_backward,
+            self.after + other.after,
+            self.one_stream or other.one_stream,
+        )
 
 
 @dataclass(frozen=True, slots=True)
@@ -111,20 +128,53 @@ def step_time(
     `every`: gradients are reduced after each of them (sharded gradients), or only after the last one. `bubble`: idle time of a
     pipeline as a part of its micro-batches' time. `host`: seconds of transfers that nothing hides.
     """
-    last = simulate(microbatch_tasks(computing, exchange, reduce=True))
-    others = last if every or accumulate == 1 else simulate(microbatch_tasks(computing, exchange, reduce=False))
-    return _joined(last, others, accumulate, computing.optimizer.total, bubble, host)
+    last = _microbatch(computing, exchange, reduce=True)
+    others = last if every or accumulate == 1 else _microbatch(computing, exchange, reduce=False)
+    return _joined(last, others, accumulate, computing.optimizer.total, exchange.after, bubble, host)
 
 
-def _joined(last: Ran, others: Ran, accumulate: int, optimizer: float, bubble: float, host: float) -> StepTime:
+def _microbatch(computing: Parts, exchange: Exchange, *, reduce: bool) -> Ran:
+    """One micro-batch. Layers are alike, so many of them are a few of them and as much again for each one more."""
+    layers = computing.layers
+    if layers <= _ENOUGH:
+        return simulate(microbatch_tasks(computing, exchange, reduce=reduce))
+    few, more = (
+        simulate(microbatch_tasks(_with_layers(computing, count), _with_waits(exchange, count / layers), reduce=reduce))
+        for count in (_ENOUGH - 2, _ENOUGH)
+    )
+    times = (layers - _ENOUGH) / 2
+
+    def grown(small: float, large: float) -> float:
+        return large + times * (large - small)
+
+    return Ran(
+        grown(few.seconds, more.seconds),
+        grown(few.computing, more.computing),
+        grown(few.communicating, more.communicating),
+        grown(few.exposed, more.exposed),
+    )
+
+
+def _with_layers(computing: Parts, count: int) -> Parts:
+    part = count / computing.layers
+    return replace(
+        computing, layers=count, layer_forward=computing.layer_forward * part, layer_backward=computing.layer_backward * part
+    )
+
+
+def _with_waits(exchange: Exchange, part: float) -> Exchange:
+    return replace(exchange, inside_forward=exchange.inside_forward * part, inside_backward=exchange.inside_backward * part)
+
+
+def _joined(last: Ran, others: Ran, accumulate: int, optimizer: float, after: float, bubble: float, host: float) -> StepTime:
     more = accumulate - 1
     inner = last.seconds + more * others.seconds
     idle = bubble * inner / accumulate
     return StepTime(
-        seconds=inner + idle + optimizer + host,
+        seconds=inner + idle + optimizer + after + host,
         computing=last.computing + more * others.computing,
-        communicating=last.communicating + more * others.communicating,
-        exposed=last.exposed + more * others.exposed,
+        communicating=last.communicating + more * others.communicating + after,
+        exposed=last.exposed + more * others.exposed + after,
         bubble=idle,
         optimizer=optimizer,
         host=host,

@@ -1,0 +1,125 @@
+"""A program for one choice of methods, from the traced step by their passes: its peak and its operators, over B and S."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+
+from memir.analysis.cost.device import Device
+from memir.analysis.cost.parts import Costs, Parts
+from memir.analysis.flops import work_of
+from memir.analysis.frames import frames_of
+from memir.errors import InconclusiveError, MemirError, UsageError
+from memir.ir.core import Program
+from memir.ir.unroll import bind, unroll
+from memir.pipeline import PassError, Pipeline
+from memir.planner.space import CHECKPOINTS
+from memir.sweep.grid import Grid
+
+Trace = Callable[[int, int], tuple[Program, Mapping[str, int]]]  # (micro-batch, accumulation) -> the step, its fixed symbols
+SMALL = 1  # a batch of one is another program; all others share one
+SOME = 2
+
+
+@dataclass(frozen=True, slots=True)
+class Variant:
+    """A program of one rank and what is read off it. `failure`: why there is none."""
+
+    text: str
+    program: Program | None = None
+    fixed: tuple[tuple[str, int], ...] = ()
+    grid: Grid | None = None
+    costs: Costs | None = None
+    failure: str = ""
+
+    def peak(self, batch: int, seq: int) -> tuple[int, str]:
+        """Requested bytes of a rank, and the phase of its peak. UsageError outside of the program's domain."""
+        if self.grid is None:
+            raise UsageError(self.failure)
+        found = self.grid.numbers([(batch, seq)])[0]
+        return found.requested, found.place.phase
+
+    def parts(self, batch: int, seq: int, device: Device, layers: int, microbatches: int) -> Parts:
+        """The seconds of computing one of its micro-batches, of which it has so many."""
+        if self.costs is None:
+            raise UsageError(self.failure)
+        return self.costs.at({"B": batch, "S": seq, **dict(self.fixed)}, device, layers, microbatches)
+
+
+class Variants:
+    """The variants of one traced step, each made once. `trace` gives the step for a micro-batch and an accumulation."""
+
+    def __init__(self, trace: Trace, progress: Callable[[str], None]) -> None:
+        self._trace, self._progress = trace, progress
+        self._steps: dict[tuple[int, int], tuple[Program, Mapping[str, int]]] = {}
+        self._made: dict[tuple[str, int, int], Variant] = {}
+
+    @property
+    def count(self) -> int:
+        """How many were made."""
+        return len(self._made)
+
+    def step(self, batch: int, accumulate: int) -> tuple[Program, Mapping[str, int]]:
+        """The traced step that holds for them: a batch of 1 has its own, and so has more than one micro-batch."""
+        key = min(batch, SOME), min(accumulate, SOME)
+        if key not in self._steps:
+            self._progress("tracing" + (" a batch of 1" if key[0] == SMALL else "") + (", accumulating" if key[1] > 1 else ""))
+            self._steps[key] = self._trace(*key)
+        return self._steps[key]
+
+    def get(self, text: str, batch: int, accumulate: int) -> Variant:
+        """The step after the passes of `text`."""
+        key = (text, min(batch, SOME), min(accumulate, SOME))
+        if key not in self._made:
+            program, fixed = self.step(batch, accumulate)
+            self._progress(f"{text or 'one gpu'}")
+            self._made[key] = self._make(text, program, fixed, key[1:])
+        return self._made[key]
+
+    def _make(self, text: str, program: Program, fixed: Mapping[str, int], sizes: tuple[int, int]) -> Variant:
+        """Checkpointing is the first pass of many pipelines, and its program is kept."""
+        first, comma, rest = text.partition(",")
+        before = self._made.get((first, *sizes)) if comma and first in CHECKPOINTS.values() else None
+        if before is not None and before.program is not None:
+            return _made(text, rest, before.program, fixed)
+        return _made(text, text, program, fixed)
+
+
+def _made(text: str, passes: str, program: Program, fixed: Mapping[str, int]) -> Variant:
+    """The variant `text` by the passes that are still to run; the rows that are printed are verified later."""
+    try:
+        new = rewritten(passes, program, fixed, verify=False)
+        known = {name: value for name, value in fixed.items() if name in new.dims}
+        grid = Grid(new, fixed=known, rounds=False)
+        return Variant(text, new, tuple(known.items()), grid, Costs(work_of(new)))
+    except (UsageError, InconclusiveError) as error:
+        return Variant(text, failure=_said(error))
+    except PassError as error:
+        return Variant(text, failure=f"a bug of memir: {error.message}")
+
+
+def rewritten(text: str, program: Program, fixed: Mapping[str, int], *, verify: bool = True) -> Program:
+    """The step after the passes; with all layers one by one where they do not repeat afterwards.
+
+    Errors are those of the passes.
+    """
+    passes = Pipeline.parse(text)
+    try:
+        return passes.run(program, verify=verify)
+    except InconclusiveError:
+        depth = {name: value for name, value in fixed.items() if name in program.dims}
+        if not depth:
+            raise
+        return passes.run(unroll(bind(program, depth)), verify=verify)
+
+
+def exact(text: str, program: Program, fixed: Mapping[str, int], batch: int, seq: int) -> int:
+    """The peak at one point, in requested bytes, by every operator's live bytes and not by the pruned formula."""
+    new = rewritten(text, program, fixed)
+    env = {"B": batch, "S": seq, **{name: value for name, value in fixed.items() if name in new.dims}}
+    _, line = frames_of(new)
+    return line.evaluate({name: env[name] for name in new.dims}).peak
+
+
+def _said(error: MemirError) -> str:
+    return error.message + (f" ({error.where})" if error.where else "")

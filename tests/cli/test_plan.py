@@ -1,0 +1,67 @@
+"""`memir plan` as it is typed: the screen, JSON, configurations, exit codes, bad input."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+from click.testing import CliRunner, Result
+
+from memir.cli import main
+
+ARGUMENTS = ["tests/cases/small_gpt.py", "--set", "depth=9", "-s", "64", "--gpu", "a100-80gb", "--global-batch", "8"]
+
+
+def run(*arguments: str) -> Result:
+    return CliRunner().invoke(main, ["plan", *arguments])
+
+
+def test_text_answers_first_and_fits_a_screen() -> None:
+    result = run(*ARGUMENTS, "--gpus", "1")
+    assert (result.exit_code, result.stderr) == (0, "")
+    lines = result.stdout.splitlines()
+    assert len(lines) <= 30
+    assert max(map(len, lines)) <= 100
+    assert lines[2].startswith("best: one gpu, micro-batch 8")
+    for word in ("because: ", "tokens/s predicted", "candidates evaluated", "again: memir analyze"):
+        assert word in result.stdout
+    assert result.stdout == run(*ARGUMENTS, "--gpus", "1").stdout
+
+
+def test_json_has_it_all() -> None:
+    document = json.loads(run(*ARGUMENTS, "--gpus", "1", "--format", "json").stdout)
+    winner = document["winner"]
+    assert winner == document["rows"][0]
+    assert winner["fits"]
+    assert winner["peak"] <= document["capacity"]
+    assert winner["micro_batch"] * winner["accumulate"] * winner["degrees"]["copies"] == document["global_batch"] == 8
+    assert winner["seconds"]["step"] == pytest.approx(8 * 64 / winner["tokens_per_second"], rel=0.01)
+    assert document["candidates"] >= document["evaluated"] >= 1
+
+
+def test_a_configuration_instead() -> None:
+    result = run(*ARGUMENTS, "--gpus", "1", "--emit", "torchtitan")
+    assert result.exit_code == 0
+    assert "local_batch_size = 8" in result.stdout
+
+
+@pytest.mark.parametrize(
+    ("more", "message"),
+    [
+        (["--gpus", "1", "--gpu", "80GiB"], "an amount of memory has no speed"),
+        (["--gpus", "3", "--nodes", "2"], "do not stand"),
+        (["--gpus", "1", "-b", "2"], "finds the micro-batch"),
+        (["--gpus", "1", "--mode", "forward"], "trains nothing"),
+        (["--gpus", "1", "--tune", "freeze"], "belong together"),
+        (["--gpus", "1", "--cut", "2"], "belong together"),
+        (["--gpus", "1", "--checkpoints", "some"], "no way of checkpointing"),
+        (["--gpus", "1", "--checkpoints", ""], "none is given"),
+        (["--gpus", "1", "--methods", "magic"], "no method"),
+        (["--gpus", "1", "--inter-node", "ib"], "no network"),
+        (["--gpus", "1", "--intra-node", "ib-400"], "no link"),
+    ],
+)
+def test_bad_input_says_what_to_do(more: list[str], message: str) -> None:
+    result = run(*ARGUMENTS, *more)
+    assert result.exit_code == 2
+    assert message in result.stderr
