@@ -130,7 +130,8 @@ def test_facts_are_the_program_s_bytes(variants: Variants) -> None:
     program, fixed = variants.step(2, 1)
     flat = unroll(program, fixed)
     env = {"B": 2, "S": 64}
-    sums = {kind: sum(s.nbytes.evaluate(env) for s in flat.storages if s.kind == kind and s.live_in and s.device == "gpu") for kind in Kind}
+    held = [s for s in flat.storages if s.live_in and s.device == "gpu"]
+    sums = {kind: sum(s.nbytes.evaluate(env) for s in held if s.kind == kind) for kind in Kind}
     assert found.parameters == sums[Kind.PARAMETER]
     assert found.states == sums[Kind.OPTIMIZER_STATE]
     assert found.gradients == found.parameters  # all of them are trained, in their own type

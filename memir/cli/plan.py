@@ -194,12 +194,8 @@ def _tuned(recipe: Recipe, tune: str) -> Recipe:
 
 def _typed(recipe: Recipe, gpu: str) -> str:
     """The options of the step that are not at their defaults, for `memir analyze`."""
-    words = [f"--gpu {gpu}"]
     plain = Recipe()
-    for name in ("dtype", "amp", "attention", "optimizer", "loss", "loop"):
-        if getattr(recipe, name) != getattr(plain, name):
-            words.append(f"--{name.replace('_', '-')} {getattr(recipe, name)}")
-    for name in ("lora", "quantize"):
-        if getattr(recipe, name) is not None:
-            words.append(f"--{name} {getattr(recipe, name)}")
+    names = ("dtype", "amp", "attention", "optimizer", "loss", "loop", "lora", "quantize")
+    changed = [name for name in names if getattr(recipe, name) != getattr(plain, name)]
+    words = [f"--gpu {gpu}", *(f"--{name.replace('_', '-')} {getattr(recipe, name)}" for name in changed)]
     return " ".join(words)
