@@ -19,6 +19,7 @@ PASSES: Mapping[str, str] = MappingProxyType(
         "bind": "memir.passes.bind:Bind",
         "freeze": "memir.passes.freeze:Freeze",
         "lifetimes": "memir.passes.lifetimes:Lifetimes",
+        "pipeline-parallel": "memir.passes.pipeline_parallel:PipelineParallel",
         "unroll": "memir.passes.unroll:Unroll",
     }
 )

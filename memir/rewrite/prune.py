@@ -44,7 +44,7 @@ def without_gradients(flow: Flow, frozen: Collection[str], no_grad: Collection[i
     _drop_unneeded(changes)
     changes.saves = _saves(changes, requiring)
     _shorten_recomputation(changes)
-    _drop_from_optimizer(changes)
+    drop_from_optimizer(changes)
     _drop_clones(changes, requiring)
     _drop_sums(changes, requiring)
     return rebuilt(changes, ends_of(changes))
@@ -146,7 +146,7 @@ def _shorten_recomputation(changes: Changes) -> None:
                 changes.remove(position)
 
 
-def _drop_from_optimizer(changes: Changes) -> None:
+def drop_from_optimizer(changes: Changes) -> None:
     """Lists without the frozen parameters, their gradients and states; an operator on these alone goes."""
     flow = changes.flow
     lost = changes.owned | changes.frozen

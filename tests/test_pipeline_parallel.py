@@ -1,0 +1,188 @@
+"""pipeline-parallel on a small program: what each stage has, the order of schedules, and what is refused."""
+
+from __future__ import annotations
+
+from collections import Counter
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from memir.analysis.liveness import timeline
+from memir.errors import InconclusiveError, MemirError, UsageError
+from memir.ir.core import Kind, Program
+from memir.ir.parser import parse
+from memir.ir.verify import verify
+from memir.parallel.every_stage import num_stages, of_each_stage
+from memir.parallel.schedules import Action, actions
+from memir.parallel.split import balanced, given
+from memir.passes.pipeline_parallel import PipelineParallel
+from memir.pipeline import Pipeline
+
+GOLDEN = Path(__file__).parent / "golden" / "pipeline_parallel" / "first.memir"
+
+
+@pytest.fixture(scope="module")
+def tiny() -> Program:
+    """Two layers between an embedding and a head; SGD."""
+    text = GOLDEN.read_text()
+    return parse(text[text.index("memir 1") : text.index("# ---")])
+
+
+def test_degree_one_is_the_identity(tiny: Program) -> None:
+    assert PipelineParallel(degree=1, stage=5).run(tiny) is tiny
+
+
+@pytest.mark.parametrize("schedule", ["gpipe", "1f1b"])
+def test_stages_conserve_what_is_resident(tiny: Program, schedule: Any) -> None:
+    """Parameters and gradients of all stages are those of the whole model."""
+    ranks = [PipelineParallel(2, stage, schedule, 3).run(tiny) for stage in range(2)]
+    for kind in (Kind.PARAMETER, Kind.GRADIENT):
+        whole = {s.name: s.nbytes for s in tiny.storages if s.kind == kind}
+        parts = [{s.name: s.nbytes for s in program.storages if s.kind == kind} for program in ranks]
+        assert not parts[0].keys() & parts[1].keys()
+        assert parts[0] | parts[1] == whole
+
+
+@pytest.mark.parametrize("microbatches", [2, 3, 5])
+def test_one_forward_one_backward_holds_as_many_as_stages_are_left(tiny: Program, microbatches: int) -> None:
+    """Stage p of P holds min(P - p, M) micro-batches (arXiv 2104.04473, section 2.2.1): here their first activations."""
+    for stage, name in ((0, "embedding"), (1, "mm_2")):
+        program = PipelineParallel(2, stage, "1f1b", microbatches, outputs=False).run(tiny)
+        verify(program)
+        own = {s.name for s in program.storages if s.name.rpartition("/")[2] == name}
+        assert len(own) == microbatches
+        alive: set[str] = set()
+        most = 0
+        for _, op in program.ops():
+            alive |= {r.storage for r in op.results if r.storage in own}
+            most = max(most, len(alive))
+            alive -= set(op.frees)
+        assert most == min(2 - stage, microbatches) if stage == 0 else most <= 2
+
+
+def test_more_microbatches_do_not_raise_the_peak_of_1f1b_beyond_what_waits(tiny: Program) -> None:
+    """Each further one brings its inputs and its receive buffer; GPipe keeps its activations too."""
+    env = {"B": 2, "S": 8}
+
+    def peak(schedule: Any, many: int) -> int:
+        return timeline(PipelineParallel(2, 0, schedule, many, outputs=False).run(tiny)).evaluate(env).peak
+
+    waiting = 8 * 16 + 16 * 16  # ids, and the gradient that comes back
+    assert [b - a for a, b in pairwise(peak("1f1b", m) for m in (3, 4, 5, 6))] == [waiting] * 3
+    assert peak("gpipe", 6) - peak("gpipe", 5) > waiting
+
+
+@pytest.mark.parametrize(
+    ("depth", "stages", "cuts"), [(4, 2, (2,)), (32, 4, (8, 17, 25)), (6, 4, (1, 3, 5)), (2, 4, (0, 1, 2))]
+)
+def test_balanced_as_torchtitan(depth: int, stages: int, cuts: tuple[int, ...]) -> None:
+    assert balanced(depth, stages) == cuts
+
+
+@pytest.mark.parametrize(
+    ("cuts", "message"), [((1,), "at= has 1"), ((2, 2), "without layers"), ((-1, 3), "without"), ((1, 5), "without")]
+)
+def test_impossible_cuts(cuts: tuple[int, ...], message: str) -> None:
+    with pytest.raises(UsageError, match=message):
+        given(cuts, 4, 3)
+    with pytest.raises(UsageError, match="do not fill"):
+        balanced(1, 4)
+
+
+def test_schedules_run_every_micro_batch_once_forward_before_backward() -> None:
+    for schedule, degree, a_rank, many in (("gpipe", 3, 1, 4), ("1f1b", 3, 1, 4), ("interleaved-1f1b", 2, 3, 4)):
+        for rank in range(degree):
+            order = actions(schedule, rank, degree, a_rank, many)  # type: ignore[arg-type]
+            assert Counter(order).most_common(1)[0][1] == 1
+            assert len(order) == 2 * a_rank * many
+            for action in order:
+                if action.kind == "B":
+                    assert order.index(Action("F", action.stage, action.micro)) < order.index(action)
+
+
+def test_schedules_are_those_of_pytorch() -> None:
+    """The compute actions of torch.distributed.pipelining's own classes."""
+    from torch.distributed.pipelining import schedules as torchs
+
+    def listed(theirs: Any) -> list[tuple[str, int, int]]:
+        kinds = {torchs.FORWARD: "F", torchs.FULL_BACKWARD: "B"}
+        return [
+            (kinds[a.computation_type], a.stage_index, a.microbatch_index)
+            for a in theirs
+            if a is not None and a.computation_type in kinds
+        ]
+
+    for degree, many in ((2, 2), (2, 5), (4, 4), (4, 9)):
+        single = torchs.Schedule1F1B.__new__(torchs.Schedule1F1B)
+        single._num_stages, single._n_microbatches = degree, many
+        theirs = single._get_pipeline_order()
+        assert theirs is not None
+        for rank in range(degree):
+            kinds = [a.kind for a in actions("1f1b", rank, degree, 1, many)]
+            assert kinds == [kind for kind, _, _ in listed(theirs[rank])]  # its numbers begin at 1 on the last rank
+    for degree, a_rank, many in ((2, 2, 2), (2, 2, 6), (4, 2, 8), (4, 3, 4), (2, 3, 3)):
+        several = torchs.ScheduleInterleaved1F1B.__new__(torchs.ScheduleInterleaved1F1B)
+        several.n_local_stages, several.pp_group_size, several._n_microbatches = a_rank, degree, many
+        several.microbatches_per_round = many // max(1, many // degree)
+        for rank in range(degree):
+            mine = [(a.kind, a.stage, a.micro) for a in actions("interleaved-1f1b", rank, degree, a_rank, many)]
+            assert mine == listed(several._calculate_single_rank_operations(rank))
+
+
+def test_every_stage_of_a_pipeline() -> None:
+    passes = Pipeline.parse("bind{B=2},pipeline-parallel{degree=3 microbatches=6}").passes
+    assert num_stages(passes) == 3
+    assert [Pipeline(p).spec() for p in of_each_stage(passes)] == [
+        "bind{B=2},pipeline-parallel{degree=3 microbatches=6}",
+        "bind{B=2},pipeline-parallel{degree=3 stage=1 microbatches=6}",
+        "bind{B=2},pipeline-parallel{degree=3 stage=2 microbatches=6}",
+    ]
+    assert of_each_stage(passes[:1]) == (passes[:1],)
+
+
+@pytest.mark.parametrize(
+    ("options", "kind", "message"),
+    [
+        ({"degree": 0}, UsageError, "degree 0"),
+        ({"degree": 2, "stage": 2}, UsageError, "stage 2 of 2"),
+        ({"degree": 2, "microbatches": 1}, UsageError, "do not fill 2 stages"),
+        ({"degree": 2, "schedule": "interleaved-1f1b", "microbatches": 5, "at": (0, 1, 2)}, UsageError, "equal rounds"),
+        ({"degree": 8}, UsageError, "do not fill 8 stages"),
+    ],
+    ids=str,
+)
+def test_refused(tiny: Program, options: dict[str, Any], kind: type[MemirError], message: str) -> None:
+    with pytest.raises(kind, match=message):
+        PipelineParallel(**options).run(tiny)
+
+
+def test_again_and_accumulated(tiny: Program) -> None:
+    once = PipelineParallel(2, 0).run(tiny)
+    with pytest.raises(UsageError, match="has this axis already"):
+        PipelineParallel(2, 0).run(once)
+    text = GOLDEN.read_text()
+    body = text[text.index("memir 1") : text.index("# ---")]
+    accumulated = body.replace("phase forward", "phase micro0.forward").replace("phase backward", "phase micro0.backward")
+    with pytest.raises(UsageError, match="one micro-batch"):
+        PipelineParallel(2, 0).run(parse(accumulated))
+
+
+def test_a_layer_that_reads_more_than_the_hidden_state(tiny: Program) -> None:
+    """The second layer adds the embedding's output: a pipeline would have to pass it on too."""
+    text = GOLDEN.read_text()
+    body = text[text.index("memir 1") : text.index("# ---")]
+    skip = body.replace(
+        "%mm_1: f32[B*S, 4] in $mm_1 = aten.mm(%view_1,", "%mm_1: f32[B*S, 4] in $mm_1 = aten.addmm(%view, %view_1,"
+    )
+    with pytest.raises(InconclusiveError, match="more of those before it than one hidden state"):
+        PipelineParallel(2, 0).run(parse(skip))
+
+
+def test_a_parameter_of_two_stages(tiny: Program) -> None:
+    text = GOLDEN.read_text()
+    body = text[text.index("memir 1") : text.index("# ---")]
+    tied = body.replace("aten.mm(%view_2, %head)", "aten.mm(%view_2, %tokens.weight)")
+    with pytest.raises(UsageError, match="two stages use one parameter"):
+        PipelineParallel(2, 0).run(parse(tied))
