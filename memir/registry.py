@@ -21,6 +21,7 @@ PASSES: Mapping[str, str] = MappingProxyType(
         "freeze": "memir.passes.freeze:Freeze",
         "lifetimes": "memir.passes.lifetimes:Lifetimes",
         "pipeline-parallel": "memir.passes.pipeline_parallel:PipelineParallel",
+        "tensor-parallel": "memir.passes.tensor_parallel:TensorParallel",
         "unroll": "memir.passes.unroll:Unroll",
     }
 )

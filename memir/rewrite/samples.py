@@ -14,7 +14,13 @@ from memir.ir.size import Size
 from memir.ir.unroll import Unrolled
 
 _INDEXED = re.compile(r"(.*)\[(-?\d+)\]$")
-_LISTS = ("aten._foreach_", "aten._fused_", "aten.stack", "aten.cat")  # operators over a list of any length
+_LISTS = (
+    "aten._foreach_",
+    "aten._fused_",
+    "aten.stack",
+    "aten.cat",
+    "_c10d_functional.all_reduce_coalesced",
+)  # operators over a list of any length
 Ref = tuple[str, tuple[int, ...], bool]  # base, indices (one, or a range's start and end), whether it is a range
 
 
