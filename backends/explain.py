@@ -45,6 +45,9 @@ def _answer(report: Report) -> Iterator[str]:
     yield f"{subject.name or subject.target or 'memory program'}{place}" + (f"  at {at}" if at else "")
     if report.mesh:
         yield f"  {mesh_text(report)}"
+    for stage in report.stages:
+        answer = f"  {stage.answer}" if stage.answer else ""
+        yield f"  stage {stage.number:<8} {_bytes(stage.peak.requested)}  {_spot(stage.spot)}{answer}"
     yield f"  peak           {_bytes(report.peak.requested)}  {unit.text(report.peak.requested)}  {_spot(report.spot)}"
     yield f"    allocated    {_bytes(report.peak.allocated)}  as the target's allocator rounds"
     yield f"  between steps  {_bytes(report.steady.requested)}  {unit.text(report.steady.requested)}"

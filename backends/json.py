@@ -12,7 +12,7 @@ from typing import Any, ClassVar, TextIO
 from memir.analysis.inventory import Group
 from memir.cuda.verdict import Verdict
 from memir.ir.core import Program
-from memir.report import SCHEMA_VERSION, Report, program_report
+from memir.report import SCHEMA_VERSION, Report, StageReport, program_report
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,6 +44,7 @@ def as_dict(report: Report) -> dict[str, Any]:
         "symbols": dict(report.symbols),
         "mesh": dict(report.mesh),
         "host_bytes": report.host,
+        "stages": [_stage(stage) for stage in report.stages],
         "peak": {
             "requested_bytes": report.peak.requested,
             "allocated_bytes": report.peak.allocated,
@@ -79,6 +80,20 @@ def as_dict(report: Report) -> dict[str, Any]:
         "gpu": None if report.verdict is None else _verdict(report.verdict),
         "assumptions": list(report.assumptions),
         "inconclusive": list(report.inconclusive),
+    }
+
+
+def _stage(stage: StageReport) -> dict[str, Any]:
+    return {
+        "stage": stage.number,
+        "requested_bytes": stage.peak.requested,
+        "allocated_bytes": stage.peak.allocated,
+        "steady_bytes": stage.steady.requested,
+        "phase": stage.spot.phase,
+        "op": stage.spot.op,
+        "module": stage.spot.module,
+        "source": stage.spot.source,
+        "verdict": stage.answer or None,
     }
 
 

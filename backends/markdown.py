@@ -35,6 +35,7 @@ class Markdown:
             _head(report),
             f"**Peak {unit.text(report.peak.requested)}** {_spot(report.spot)}",
             mesh_text(report).capitalize(),
+            _stages(report, unit),
             _verdict(report),
             f"Attention kernel: {', '.join(report.kernels)}" if report.kernels else "",
             _table(("", unit.name), _points(report, unit)),
@@ -54,6 +55,13 @@ class Markdown:
             _list("Inconclusive", report.inconclusive),
         ]
         return "\n\n".join(filter(None, sections)) + "\n"
+
+
+def _stages(report: Report, unit: Unit) -> str:
+    if not report.stages:
+        return ""
+    rows = ((str(s.number), unit.number(s.peak.requested), _spot(s.spot), s.answer) for s in report.stages)
+    return _table(("Stage", unit.name, "Peak", ""), rows)
 
 
 def _verdict(report: Report) -> str:

@@ -16,11 +16,12 @@ import click
 from memir.analysis.words import Unit, count, option, plural, shortened, shortened_end, small_bytes, wrapped
 from memir.formulas import Spot, Stretch
 from memir.ir.core import Program
-from memir.report import Report, mesh_text, program_report, verdict_text
+from memir.report import Report, mesh_text, program_report, stages_text, verdict_text
 
 WIDTH = 100
 HEIGHT = 30
 BAR = 24
+MANY = 7  # phases that are named one by one at most: three micro-batches and the optimizer
 SPARKS = "▁▂▃▄▅▆▇█"
 EIGHTHS = " ▏▎▍▌▋▊▉"
 KIND_NAMES = {
@@ -92,7 +93,7 @@ class _Screen:
         report, number = self.report, self.unit.number
         peak = self.style(f"{self.unit.text(report.peak.requested):>12}", bold=True)
         lines = [*self.mesh(), f"  peak{peak}   {_spot(report.spot, WIDTH - 21)}"]
-        phases = "   ".join(f"{phase.name} {number(phase.requested)}" for phase in report.phases)
+        phases = "   ".join(f"{name} {number(nbytes)}" for name, nbytes in _in_short(report))
         allocated = f"   allocated {number(report.peak.allocated)}" if report.peak.allocated != report.peak.requested else ""
         lines.append(f"  between steps {number(report.steady.requested)}   {phases}{allocated}"[:WIDTH].rstrip())
         if report.kernels:
@@ -102,7 +103,10 @@ class _Screen:
     def mesh(self) -> list[str]:
         """Whose step it is, where there are several ranks."""
         text = mesh_text(self.report)
-        return [f"  {shortened_end(text, WIDTH - 2)}"] if text else []
+        lines = [text] if text else []
+        if self.report.stages:
+            lines.append(stages_text(self.report, self.unit))
+        return [f"  {shortened_end(line, WIDTH - 2)}" for line in lines]
 
     def verdict(self) -> list[str]:
         """Whether it fits the GPU that was named, and what of it is counted."""
@@ -249,6 +253,18 @@ def sparkline(samples: Sequence[int], width: int, highest: int) -> str:
     cuts = [i * len(samples) // width for i in range(width + 1)]
     tops = [max(samples[a:b]) for a, b in pairwise(cuts)]
     return "".join(SPARKS[min(top * len(SPARKS) // max(highest, 1), len(SPARKS) - 1)] for top in tops)
+
+
+def _in_short(report: Report) -> list[tuple[str, int]]:
+    """The phases and their peaks; of many, those of one kind together: all forwards, all backwards."""
+    phases = [(phase.name, phase.requested) for phase in report.phases]
+    if len(phases) <= MANY:
+        return phases
+    most: dict[str, int] = {}
+    for name, nbytes in phases:
+        kind = name.rpartition(".")[2]
+        most[kind] = max(nbytes, most.get(kind, 0))
+    return list(most.items())
 
 
 def _spot(spot: Spot, room: int) -> str:

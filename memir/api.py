@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from memir.frontend.loaded import LoadedModel
     from memir.frontend.trace import Traced
     from memir.ir.core import Program
-    from memir.pipeline import Pipeline
+    from memir.one_rank import RankProgram
     from memir.report import Report, Subject
 
 DEFAULT_BATCH = 1
@@ -101,29 +101,15 @@ def program_of(
     traced = _program_of(target, recipe or Recipe(), batch, seq, sets, inputs, trust_remote_code, cache, fold, progress)
     if not passes.passes:
         return traced
+    from memir.one_rank import of_one_rank
+
     progress(f"applying {passes.spec()}")
-    return _of_one_rank(traced, passes)
+    return _on_rank(traced, of_one_rank(traced.program, traced.general, traced.dims, passes))
 
 
-def _of_one_rank(traced: TracedProgram, passes: Pipeline) -> TracedProgram:
-    """The step after the passes; where the layers do not repeat any more, with all of them, which is told."""
-    from memir.ir.unroll import bind, unroll
-    from memir.rewrite.lift import LiftError
-
-    told: tuple[str, ...] = ()
-
-    def rewritten(program: Program) -> Program:
-        nonlocal told
-        try:
-            return passes.run(program)
-        except LiftError as error:
-            told = (f"every layer is rewritten, as they do not repeat under {passes.spec()}: {error.message}",)
-            depth = {name: value for name, value in traced.dims.items() if name in program.dims}
-            return passes.run(unroll(bind(program, depth)))
-
-    program = rewritten(traced.program)
-    general = None if traced.general is None else rewritten(traced.general)
-    return replace(traced, program=program, general=general, assumptions=(*traced.assumptions, *told))
+def _on_rank(traced: TracedProgram, rank: RankProgram) -> TracedProgram:
+    assumptions = (*traced.assumptions, *rank.told)
+    return replace(traced, program=rank.program, general=rank.general, assumptions=assumptions)
 
 
 def _program_of(
@@ -260,6 +246,7 @@ def analyze(
 ) -> Report:
     """What `memir analyze` says, as plain data. Arguments and errors are those of `program_of`.
 
+    Of a pipeline it is the answer for the stage that takes the most, with the figures of all in `stages`.
     `gpu` is what `--gpu` takes, a card's name or an amount of memory: its kernels are taken, and the report has a verdict, by
     the allocator with the settings `alloc_conf`, in the words of PYTORCH_CUDA_ALLOC_CONF.
     """
@@ -267,37 +254,37 @@ def analyze(
     memory = parse_gpu(gpu) if isinstance(gpu, str) else gpu
     if memory is not None:
         recipe = on_gpu(recipe, memory)
-    traced = program_of(
-        target,
-        recipe,
-        batch=batch,
-        seq=seq,
-        sets=sets,
-        inputs=inputs,
-        trust_remote_code=trust_remote_code,
-        cache=cache,
-        fold=fold,
-        parallel=parallel,
-        progress=progress,
-    )
-    from memir.report import build_report
+    from memir.pipeline import Pipeline
+    from memir.report import build_report, of_stages
 
-    progress("computing the peak")
-    report = build_report(
-        traced.program,
-        traced.env,
-        recipe,
-        traced.subject,
-        general=traced.general,
-        assumptions=traced.assumptions,
-        inconclusive=traced.inconclusive,
-    )
-    if memory is None:
-        return report
-    progress("playing the allocator")
-    verdict = judge_step(traced, recipe, report.peak.allocated, memory, alloc_conf)
-    told = (f"allocator settings: {alloc_conf}",) if alloc_conf else ()
-    return replace(report, verdict=verdict, assumptions=(*report.assumptions, *told))
+    passes = Pipeline.parse(parallel)  # before anything takes long
+    traced = _program_of(target, recipe, batch, seq, sets, inputs, trust_remote_code, cache, fold, progress)
+    steps: tuple[TracedProgram, ...] = (traced,)
+    if passes.passes:
+        from memir.one_rank import of_each_rank
+
+        progress(f"applying {passes.spec()}")
+        ranks = of_each_rank(traced.program, traced.general, traced.dims, passes)
+        steps = tuple(_on_rank(traced, rank) for rank in ranks)
+    reports = []
+    for number, step in enumerate(steps):
+        progress("computing the peak" + (f" of stage {number}" if len(steps) > 1 else ""))
+        report = build_report(
+            step.program,
+            step.env,
+            recipe,
+            step.subject,
+            general=step.general,
+            assumptions=step.assumptions,
+            inconclusive=step.inconclusive,
+        )
+        if memory is not None:
+            progress("playing the allocator")
+            verdict = judge_step(step, recipe, report.peak.allocated, memory, alloc_conf)
+            told = (f"allocator settings: {alloc_conf}",) if alloc_conf else ()
+            report = replace(report, verdict=verdict, assumptions=(*report.assumptions, *told))
+        reports.append(report)
+    return of_stages(reports)
 
 
 def judge_step(traced: TracedProgram, recipe: Recipe, allocated: int, gpu: Gpu, alloc_conf: str = "") -> Verdict:

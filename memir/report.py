@@ -8,7 +8,7 @@ allocator rounds.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, fields, is_dataclass
+from dataclasses import dataclass, fields, is_dataclass, replace
 from itertools import pairwise
 from math import prod
 
@@ -90,6 +90,17 @@ class DepthReport:
 
 
 @dataclass(frozen=True, slots=True)
+class StageReport:
+    """One stage of a pipeline in short."""
+
+    number: int  # from 0
+    peak: Amount
+    steady: Amount
+    spot: Spot
+    answer: str  # whether it fits the GPU that was named; "" where none was
+
+
+@dataclass(frozen=True, slots=True)
 class Report:
     """Everything `memir analyze` says."""
 
@@ -108,6 +119,7 @@ class Report:
     kernels: tuple[str, ...] = ()  # of attention, in the order in which they run; () where its operators are the model's own
     verdict: Verdict | None = None  # whether it fits a GPU; None where none was named
     mesh: tuple[tuple[str, int], ...] = ()  # axes and degrees, where the step is one rank's of several
+    stages: tuple[StageReport, ...] = ()  # of a pipeline; the rest of the report is that of the fullest
     host: int = 0  # requested bytes that the rank holds in the host's memory between steps
     assumptions: tuple[str, ...] = ()
     inconclusive: tuple[str, ...] = ()
@@ -244,6 +256,24 @@ def _by_depth(program: Program, line: Timeline, env: Mapping[str, int], symbol: 
         steady=formula_text(symbolic.resident, program.dims),
         domain=domain_text(program.dims, program.domain),
     )
+
+
+def of_stages(reports: Sequence[Report]) -> Report:
+    """The report of the stage that takes the most, the first of equals, which names all; a single one as it is."""
+    if len(reports) == 1:
+        return reports[0]
+    stages = tuple(
+        StageReport(number, r.peak, r.steady, r.spot, r.verdict.answer if r.verdict is not None else "")
+        for number, r in enumerate(reports)
+    )
+    return replace(max(reports, key=lambda report: report.peak.allocated), stages=stages)
+
+
+def stages_text(report: Report, unit: Unit) -> str:
+    """The peaks of a pipeline's stages: `stages 12.30, 10.20, 10.20, 14.11 GiB; this is stage 3`."""
+    peaks = ", ".join(unit.number(stage.peak.requested) for stage in report.stages)
+    fullest = max(report.stages, key=lambda stage: stage.peak.allocated).number
+    return f"stages {peaks} {unit.name}; this is stage {fullest}"
 
 
 def mesh_text(report: Report) -> str:

@@ -41,6 +41,7 @@ ALLOWED = {
     "check": DATA | {"analysis", "api", "cuda", "diff", "findings", "pipeline", "report", "workers"},
     "lint": DATA | {"analysis", "diff", "findings"},
     "pytest": {"check", "errors"},
+    "one_rank": {"ir", "parallel", "pipeline", "rewrite"},
     "planner": DATA | {"analysis", "pipeline", "cache", "registry", "sweep"},
     "sweep": DATA | {"analysis", "pipeline", "cache"},
     "api": DATA
@@ -57,7 +58,7 @@ ALLOWED = {
         "backends",
         "cache",
         "planner",
-        "rewrite",
+        "one_rank",
         "sweep",
     },
 }  # package or module under memir -> what it may import of memir besides itself; cli may import everything

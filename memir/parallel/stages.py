@@ -252,6 +252,7 @@ def without_parameters(flow: Flow, absent: Collection[str]) -> tuple[Program, li
     changes = Changes(flow, frozenset(absent))
     changes.removed |= {p for p, name in enumerate(flow.phase) if _in_micro(name)}
     drop_from_optimizer(changes)
+    changes.gone |= {value for value, storage in flow.storage.items() if storage in changes.frozen}
     return rebuilt(changes, ends_of(changes))
 
 

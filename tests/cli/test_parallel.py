@@ -1,0 +1,57 @@
+"""`--parallel` and its shorthands on the command line: the mesh, a pipeline's stages, and bad input."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import jsonschema
+import pytest
+from click.testing import CliRunner
+
+from memir.cli import main
+
+ROOT = Path(__file__).resolve().parents[2]
+GPT = [str(ROOT / "examples/gpt.py"), "-b", "2", "-s", "64", "--no-cache"]
+GPT += [word for text in ("n_layer=4", "n_embd=64", "n_head=2", "vocab_size=512") for word in ("--set", text)]
+
+
+def run(*words: str) -> tuple[int, str, str]:
+    result = CliRunner().invoke(main, ["analyze", *GPT, *words])
+    return result.exit_code, result.stdout, result.stderr
+
+
+def test_a_pipeline_shows_every_stage() -> None:
+    code, text, _ = run("--parallel", "pipeline-parallel{degree=2 tied=copy}", "--format", "json")
+    assert code == 0
+    found = json.loads(text)
+    jsonschema.validate(found, json.loads((ROOT / "docs/analyze.schema.json").read_text(encoding="utf-8")))
+    assert found["mesh"] == {"pipeline-parallel": 2}
+    peaks = [stage["allocated_bytes"] for stage in found["stages"]]
+    assert len(peaks) == 2
+    assert found["peak"]["allocated_bytes"] == max(peaks)
+    for form, word in (("text", "this is stage"), ("markdown", "| Stage |"), ("explain", "  stage 1")):
+        assert word in run("--parallel", "pipeline-parallel{degree=2 tied=copy}", "--format", form)[1]
+
+
+def test_one_rank_of_several() -> None:
+    code, text, _ = run("--ddp", "4")
+    assert code == 0
+    assert "one rank of 4: data-parallel 4" in text
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (("--parallel", "fsdq{degree=2}"), "fsdq"),
+        (("--parallel", "data-parallel{degree=0}"), "degree 0"),
+        (("--ddp", "2", "--parallel", "fsdp{degree=2}"), "--parallel and --ddp at once"),
+        (("--pp", "2"), "tied"),
+        (("--parallel", "pipeline-parallel{degree=9}"), "9"),
+        (("--zero", "2"), "over how many ranks"),
+    ],
+)
+def test_bad_input_is_exit_2(words: tuple[str, ...], message: str) -> None:
+    code, _, error = run(*words)
+    assert code == 2
+    assert message in error
