@@ -1,0 +1,1 @@
+"""LLMem's choice of a distributed method on four V100 beside memir's."""
