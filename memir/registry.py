@@ -17,6 +17,7 @@ PASSES: Mapping[str, str] = MappingProxyType(
     {
         "activation-checkpoint": "memir.passes.activation_checkpoint:ActivationCheckpoint",
         "bind": "memir.passes.bind:Bind",
+        "context-parallel": "memir.passes.context_parallel:ContextParallel",
         "data-parallel": "memir.passes.data_parallel:DataParallel",
         "freeze": "memir.passes.freeze:Freeze",
         "lifetimes": "memir.passes.lifetimes:Lifetimes",

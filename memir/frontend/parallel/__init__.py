@@ -3,6 +3,7 @@
     fsdp               torch.distributed.fsdp.fully_shard (FSDP2)
     fsdp1              torch.distributed.fsdp.FullyShardedDataParallel
     data-parallel      torch.nn.parallel.DistributedDataParallel
+    context-parallel   torch.distributed.tensor.experimental's ring attention
     tensor-parallel    torch.distributed.tensor.parallel.parallelize_module
 
 Methods are picklable dataclasses; their text is that of the passes, `fsdp{degree=2},tensor-parallel{degree=2}`, in any order.
@@ -11,6 +12,7 @@ Methods are picklable dataclasses; their text is that of the passes, `fsdp{degre
 from __future__ import annotations
 
 from memir.errors import UsageError
+from memir.frontend.parallel.context import ContextParallel
 from memir.frontend.parallel.ddp import DataParallel
 from memir.frontend.parallel.fsdp import Fsdp
 from memir.frontend.parallel.fsdp1 import Fsdp1
@@ -19,7 +21,9 @@ from memir.frontend.parallel.tensor import TensorParallel
 from memir.options import parse_list
 from memir.registry import nearest
 
-METHODS: dict[str, type[Method]] = {method.name: method for method in (DataParallel, Fsdp, Fsdp1, TensorParallel)}
+METHODS: dict[str, type[Method]] = {
+    method.name: method for method in (ContextParallel, DataParallel, Fsdp, Fsdp1, TensorParallel)
+}
 
 
 def parse_methods(text: str) -> tuple[Method, ...]:
