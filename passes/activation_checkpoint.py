@@ -7,14 +7,14 @@ from typing import ClassVar, Literal
 
 from memir.errors import InconclusiveError, UsageError
 from memir.ir.core import Program
-from memir.ir.unroll import bound_header, has_repeats, unroll
-from memir.rewrite.depths import depth_symbol, lifted
+from memir.ir.unroll import has_repeats, unroll
+from memir.rewrite.depths import depth_symbol, lifted, stride
 from memir.rewrite.flow import Flow
 from memir.rewrite.lift import LiftError
 from memir.rewrite.policies import every_layer, selective
 from memir.rewrite.recompute import recomputed
 
-_LEAST = 6  # layers of the smallest sample that the lifted program is read off
+_LEAST = 6  # layers, or groups of layers that repeat, of the smallest sample that the lifted program is read off
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,12 +49,7 @@ class ActivationCheckpoint:
         depth = depth_symbol(program)
         hint = f"give their number first:  -p 'bind{{{depth}=32}},{self.name}...'"
         try:
-            for more in range(3):  # as many samples are laid side by side
-                bound_header(program, {depth: _LEAST + more})
-        except UsageError as error:
-            raise InconclusiveError("the layers repeat in groups of several", where=str(error), hint=hint) from error
-        try:
-            return lifted(program, lambda one, _: self._flat(one), _LEAST)
+            return lifted(program, lambda one, _: self._flat(one), _LEAST * stride(program))
         except LiftError as error:
             raise InconclusiveError(f"the layers do not repeat any more: {error}", where=error.where, hint=hint) from error
 

@@ -14,7 +14,7 @@ from memir.errors import UsageError
 from memir.ir.core import Program
 from memir.ir.unroll import has_repeats, unroll
 from memir.rewrite.cut import frozen_prefix, matching
-from memir.rewrite.depths import CUT, lifted, over_cuts
+from memir.rewrite.depths import CUT, FIRST_CUT, at_start, over_cuts, stride
 from memir.rewrite.flow import Flow
 from memir.rewrite.prune import without_gradients
 
@@ -32,7 +32,8 @@ class Freeze:
     def run(self, program: Program) -> Program:
         """The program of the step in which the frozen part is not trained; unchanged for a cut of 0.
 
-        Where the number of layers is a symbol, it stays one, and the domain says for which numbers the program holds.
+        Where the number of layers is a symbol, it stays one, and the domain says for which numbers the program holds. A small
+        cut is rewritten as it is, one further in as a symbol like the depth.
         UsageError: a cut that the model has not, a pattern that matches nothing, both, or nothing left to train.
         InconclusiveError: an operator that cannot be followed, or layers that do not repeat.
         """
@@ -45,8 +46,8 @@ class Freeze:
         flat = unroll(program)
         if not has_repeats(flat):
             return self._flat(flat, self.cut)[0]
-        if self.pattern or self.cut <= LOW:
-            return lifted(program, lambda one, env: self._flat(one, self.cut), least=self.cut + 5)
+        if self.pattern or self.cut < FIRST_CUT * stride(program):
+            return at_start(program, lambda one, env: self._flat(one, self.cut), self.cut)
         return over_cuts(program, lambda one, env: self._flat(one, env[CUT]), cut=self.cut)
 
     def _flat(self, program: Program, cut: int) -> tuple[Program, list[int]]:
@@ -55,6 +56,3 @@ class Freeze:
             return without_gradients(flow, matching(flow, self.pattern))
         frozen, no_grad = frozen_prefix(flow, cut, embeddings=self.embeddings, head=self.head)
         return without_gradients(flow, frozen, no_grad)
-
-
-LOW = 3  # cuts up to this one are rewritten as they are; above, the cut is a symbol like the depth

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 import torch
 from torch.utils.flop_counter import FlopCounterMode, sdpa_backward_flop_count, sdpa_flop_count
@@ -16,6 +18,7 @@ from memir.cuts.cache import boundary, cache_plan
 from memir.cuts.plan import flat_sample
 from memir.cuts.schedule import parse, run
 from memir.errors import UsageError
+from memir.ir.domain import Condition
 from memir.ir.unroll import unroll
 from memir.passes.freeze import Freeze
 from memir.recipe import Recipe
@@ -133,6 +136,35 @@ def test_time_is_what_limits_each_operator(step: TracedProgram) -> None:
     moved = sum(w.times.evaluate(step.env) * w.nbytes.evaluate(step.env) for w in works)
     assert seconds(works, step.env, slow_memory) == pytest.approx(moved)
     assert seconds(works, step.env, slow_arithmetic) == pytest.approx(total_flops(works, step.env))
+
+
+LOCAL = {"hidden_size": 32, "vocab_size": 96, "num_attention_heads": 4, "num_key_value_heads": 2, "intermediate_size": 64}
+GROUPS = LOCAL | {"num_hidden_layers": 16, "head_dim": 8, "sliding_window": 16}
+GPT = {"n_embd": 32, "n_head": 2, "vocab_size": 96, "block_size": 64, "n_layer": 12}
+DEEP = [
+    pytest.param("gemma-2-2b", GROUPS, Recipe(), 2, id="groups of 2"),
+    pytest.param("examples/gpt.py", GPT, Recipe(clip=1.0), 1, id="sizes with the depth in them"),
+]
+
+
+@pytest.mark.parametrize(("target", "sets", "recipe", "group"), DEEP)
+def test_cuts_of_a_few_layers_are_those_of_all(target: str, sets: dict[str, int], recipe: Recipe, group: int) -> None:
+    """Layers that repeat in groups, and sizes with the depth in them: lifted as well, and equal to each cut of all layers."""
+    step = program_of(target, recipe, batch=2, seq=32, sets={k: str(v) for k, v in sets.items()}, cache=False)
+    lifted = plan(step.program, step.env, MACHINE)
+    assert sum(len(one.cuts) > 2 for one in lifted.ranges) == group
+    env = {name: value for name, value in step.env.items() if name != "L"}
+    flat = unroll(step.program, {"L": step.env["L"]})
+    held = 0
+    for found, whole in zip(lifted.cuts, plan(flat, env, MACHINE).cuts, strict=True):
+        assert found.seconds == pytest.approx(whole.seconds)
+        assert found.cached_seconds == pytest.approx(whole.cached_seconds)
+        assert replace(found, seconds=0, cached_seconds=0) == replace(whole, seconds=0, cached_seconds=0)
+        frozen = Freeze(cut=found.cut).run(step.program)
+        if all(c is None or c.holds(step.env) is not False for c in map(Condition.read, frozen.domain)):
+            assert peak(frozen).evaluate(step.env)[0] == found.peak
+            held += 1
+    assert held > len(lifted.cuts) // 2
 
 
 def test_llama_3_8b_as_the_reference_derives_it() -> None:

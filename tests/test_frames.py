@@ -83,6 +83,27 @@ def test_what_is_not_affine_is_inconclusive(old: str, new: str, why: str) -> Non
         timeline(parse(LAYERS.replace(old, new)))
 
 
+def in_groups(size: int, domain: str) -> Program:
+    """The layers in groups of some."""
+    count = f"floor(L/{size})"
+    text = LAYERS.replace("[L]", f"[{count}]").replace("i < L", f"i < {count}").replace("L-1", f"{count}-1")
+    return parse(text.replace("domain L >= 1", domain))
+
+
+def test_layers_that_repeat_in_groups() -> None:
+    """Depths are whole groups apart, however far apart the first ones that are tried."""
+    program = in_groups(3, "domain L % 3 == 2\ndomain L >= 7")
+    assert frames_of(program)[0].axes == (("L", 8, 3),)
+    for depth in (8, 11, 26):
+        numbers = timeline(unroll(program, {"L": depth})).evaluate({"B": 2})
+        assert peak(program).evaluate({"B": 2, "L": depth})[0] == numbers.peak
+
+
+def test_a_depth_between_the_groups_is_inconclusive() -> None:
+    with pytest.raises(InconclusiveError, match="not affine in L"):
+        timeline(in_groups(2, "domain L >= 2"))
+
+
 def test_what_only_the_first_iteration_allocates_is_inconclusive() -> None:
     text = (
         LAYERS.replace("%t[i]: u8[7] in $t[i]", "%t[i]: u8[7] in $t").replace(" frees $t[i]", "").replace("$t[L] : 7", "$t : 7")

@@ -19,10 +19,11 @@ from memir.ir.parser import parse
 from memir.ir.size import Size
 from memir.ir.unroll import bind, has_repeats, unroll
 from memir.ir.verify import verify
+from memir.passes.activation_checkpoint import ActivationCheckpoint
 from memir.passes.freeze import Freeze
 from memir.recipe import Recipe
 from memir.rewrite.cut import frozen_prefix
-from memir.rewrite.depths import CUT, at_end, depth_symbol, lifted, over_cuts
+from memir.rewrite.depths import CUT, at_end, depth_symbol, lifted, over_cuts, stride
 from memir.rewrite.flow import Flow
 from memir.rewrite.lift import Env, LiftError
 from memir.rewrite.prune import without_gradients
@@ -213,3 +214,15 @@ def _with_scratch(program: Program, nbytes: int) -> Program:
     return replace(
         program, phases=(Phase(first.name, (replace(op, scratch=Size.of(nbytes)), *first.ops[1:])), *program.phases[1:])
     )
+
+
+def test_layers_in_groups_are_checkpointed_as_one_body() -> None:
+    """Layers that alternate (gemma-2): the checkpointed program has the depth as a symbol, and is the flat one's pass."""
+    widths = {"hidden_size": "32", "intermediate_size": "64", "num_attention_heads": "4", "num_key_value_heads": "2"}
+    sets = widths | {"head_dim": "8", "vocab_size": "96", "sliding_window": "16", "num_hidden_layers": "16"}
+    program = program_of("gemma-2-2b", Recipe(), batch=2, seq=32, sets=sets, cache=False).program
+    assert stride(program) == 2
+    lifted = ActivationCheckpoint().run(program)
+    for depth in (10, 16):
+        flat = ActivationCheckpoint().run(unroll(program, {"L": depth}))
+        assert peak(lifted).evaluate({**AT, "L": depth})[0] == peak(flat).evaluate(AT)[0]

@@ -8,13 +8,14 @@ Megatron-LM counts it (Narayanan et al. 2021, arXiv 2104.04473, appendix); its b
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
-from memir.analysis.traffic import is_view, written
+from memir.analysis.traffic import written
 from memir.ir.core import Op, Program, Repeat, Value
 from memir.ir.dtypes import ITEMSIZE
-from memir.ir.names import is_range, split
+from memir.ir.names import index_text, is_range, join, split
 from memir.ir.size import ONE, ZERO, Size
 
 
@@ -136,6 +137,7 @@ class _Reading:
     def __init__(self, program: Program) -> None:
         self.program = program
         self.values: dict[str, Value] = {}
+        self.places: dict[str, dict[tuple[str, Size | None], None]] = defaultdict(dict)  # of a family, see `_keep`
         for value in program.values:
             self._keep(value)
 
@@ -151,7 +153,7 @@ class _Reading:
             operands = [self._find(name) for name in op.operands]
             for value in op.results:
                 self._keep(value)
-            if op.opcode.startswith("memir.") or is_view(op, operands):
+            if op.opcode.startswith("memir.") or self._is_view(op):
                 continue
             rule = _RULES.get(op.opcode)
             shape = rule(operands, op.results) if rule is not None else NOTHING
@@ -179,11 +181,38 @@ class _Reading:
         return total
 
     def _keep(self, value: Value) -> None:
+        """Members of a family are alike, and the storages of a few families lie as far from their values' indices as one's."""
         self.values[value.name] = value
-        self.values[split(value.name)[0]] = value  # members of a family are alike
+        (base, own), (place, at) = split(value.name), split(value.storage)
+        self.values[base] = value
+        if len(own) == len(at) == 1 and own[0].size is not None and at[0].size is not None:
+            self.places[base][place, at[0].size - own[0].size] = None
+        else:
+            self.places[base][value.storage, None] = None
 
     def _find(self, name: str) -> Value:
         return self.values.get(name) or self.values[split(name)[0]]
+
+    def _is_view(self, op: Op) -> bool:
+        """Whether it only makes handles: all results lie in operands' storages, and nothing is written in place."""
+        parts = op.opcode.split(".")
+        if not op.results or (len(parts) > 1 and parts[1].endswith("_")):
+            return False
+        storages = {storage for name in op.operands for storage in self._storages(name)}
+        return all(r.storage in storages for r in op.results)
+
+    def _storages(self, name: str) -> list[str]:
+        """A value's storage; of a family's member that is not known itself, those that lie where the known ones' do."""
+        if name in self.values:
+            return [self.values[name].storage]
+        base, own = split(name)
+        found = []
+        for place, distance in self.places[base]:
+            if distance is None or len(own) != 1 or own[0].size is None:
+                found.append(place)
+            else:
+                found.append(join(place, (index_text(own[0].size + distance),)))
+        return found
 
 
 def total_flops(works: Sequence[Work], env: Mapping[str, int], phases: tuple[str, ...] = ()) -> int:

@@ -9,7 +9,7 @@ the iteration in it, a storage that only the first iteration allocates) is looke
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Container, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache
 from typing import TypeVar
@@ -19,10 +19,11 @@ from memir.errors import InconclusiveError
 from memir.ir.core import Op, Phase, Program, Repeat
 from memir.ir.domain import Condition, points
 from memir.ir.names import rename_path, split
-from memir.ir.size import ZERO, Monomial, Size, floor_div
+from memir.ir.size import ZERO, Atom, Gen, Monomial, Size, floor_div
 from memir.ir.unroll import extents, unroll, unroll_located
 
 K = TypeVar("K")
+MAX_STEP = 64  # layers that repeat as one group
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,6 +83,7 @@ def frames_of(program: Program, device: str = "gpu") -> tuple[Frames, Timeline]:
     program = unroll(program)
     axes = _axes(program)
     _check(program)
+    _check_sizes(program, axes)
     first = {symbol: low for symbol, low, _ in axes}
     places = [first, *({**first, symbol: low + step} for symbol, low, step in axes)]
     frames = tuple(_frame(program, env, device) for env in places)
@@ -93,18 +95,19 @@ def _axes(program: Program) -> tuple[tuple[str, int, int], ...]:
     """The symbols that count, with the value of the first frame and the step to a further one."""
     symbols = _symbols(program)
     own = [text for text in program.domain if (c := Condition.read(text)) and c.symbols() <= set(symbols)]
-    if len(symbols) == 1:
-        found = points(symbols, own, limit=2)
-        if len(found) < 2:
-            raise InconclusiveError(f"there are no two values of {symbols[0]} to compare", where=f"program @{program.name}")
-        low, high = (env[symbols[0]] for env in found)
-        return ((symbols[0], low, high - low),)
     conditions = [c for text in own if (c := Condition.read(text)) is not None]
     for env in sorted(points(symbols, own, limit=200), key=lambda env: sum(env.values())):
-        moved = [{**env, symbol: env[symbol] + 1} for symbol in symbols]
-        if all(c.holds(place) for place in moved for c in conditions):
-            return tuple((symbol, env[symbol], 1) for symbol in symbols)
-    raise InconclusiveError(f"there are no small values of {', '.join(symbols)} to compare", where=f"program @{program.name}")
+        steps = {symbol: _step(env, symbol, conditions) for symbol in symbols}
+        if all(steps.values()):
+            return tuple((symbol, env[symbol], steps[symbol]) for symbol in symbols)
+    where = f"program @{program.name}"
+    raise InconclusiveError(f"there are no two small values of {', '.join(symbols)} to compare", where=where)
+
+
+def _step(env: Mapping[str, int], symbol: str, conditions: Sequence[Condition]) -> int:
+    """How much more the symbol is at the next place in the domain, so that every place is whole steps away; 0: none is near."""
+    near = range(1, MAX_STEP + 1)
+    return next((step for step in near if all(c.holds({**env, symbol: env[symbol] + step}) for c in conditions)), 0)
 
 
 def played(frames: Frames, numbers: Sequence[int], env: Mapping[str, int]) -> Iterator[tuple[str, list[int]]]:
@@ -131,15 +134,48 @@ def _symbols(program: Program) -> list[str]:
     declared = [s.name for s in program.storages] + [v.name for v in program.values]
     sizes = [op.count for op in _repeats(program)] + [n for name in declared for n in extents(name)]
     symbols = {symbol for size in sizes for symbol in size.symbols()}
-    others = [s.nbytes for s in program.storages] + [op.scratch for op in _all_ops(program)]
-    if len(symbols) > 2 or (len(symbols) == 2 and any(size.symbols() & symbols for size in others)):
+    members = [s.nbytes for s in program.storages if extents(s.name)]
+    if len(symbols) > 2 or (len(symbols) == 2 and any(size.symbols() & symbols for size in members)):
         raise InconclusiveError(
-            "live bytes are computed for one number of repetitions that is a symbol, or two that no size depends on, "
+            "live bytes are computed for one number of repetitions that is a symbol, or two that no member's size depends on, "
             f"not for {', '.join(sorted(symbols))}",
             where=f"program @{program.name}",
             hint="give the others a value first (`bind` in memir.ir.unroll)",
         )
     return [d for d in program.dims if d in symbols]
+
+
+def _check_sizes(program: Program, axes: Sequence[tuple[str, int, int]]) -> None:
+    """InconclusiveError where a size, a count or a family's extent is no line (or plane) over the places of the axes."""
+    steps = {symbol: step for symbol, _, step in axes}
+    declared = [s.name for s in program.storages] + [v.name for v in program.values]
+    sizes = [op.count for op in _repeats(program)] + [n for name in declared for n in extents(name)]
+    sizes += [s.nbytes for s in program.storages] + [op.scratch for op in _all_ops(program)]
+    for size in dict.fromkeys(sizes):
+        if not _is_affine(size, steps):
+            where = f"program @{program.name}"
+            raise InconclusiveError(f"live bytes are not affine in {', '.join(steps)}: there is a size {size}", where=where)
+
+
+def _is_affine(size: Size, steps: Mapping[str, int]) -> bool:
+    """Whether each of the symbols stands alone in each term: itself, or how many whole groups of layers it is."""
+    for monomial, _ in size.terms:
+        counting = [(atom, power) for atom, power in monomial if _reads(atom, steps)]
+        if len(counting) > 1 or any(power != 1 or not (isinstance(a, str) or _is_even(a, steps)) for a, power in counting):
+            return False
+    return True
+
+
+def _reads(atom: Atom, symbols: Container[str]) -> bool:
+    return atom in symbols if isinstance(atom, str) else any(s in symbols for s in (*atom.a.symbols(), *atom.b.symbols()))
+
+
+def _is_even(gen: Gen, steps: Mapping[str, int]) -> bool:
+    """Whether a quotient goes up by a whole number with each step: then it is a line over the steps."""
+    if gen.op not in ("floor", "ceil") or not gen.b.is_constant:
+        return False
+    up: dict[Monomial, int] = {((symbol, 1),): step for symbol, step in steps.items()}
+    return all(not m or (m in up and c * up[m] % gen.b.constant == 0) for m, c in gen.a.terms)
 
 
 def _all_ops(program: Program) -> Iterator[Op]:

@@ -70,7 +70,7 @@ class Envelope:
 
 @dataclass(frozen=True, slots=True)
 class Peak:
-    """The peak of a step: over everything, in each phase (in order), and the bytes that stay alive between steps."""
+    """The peak of a step: over everything, in each phase (in order; if asked), and the bytes that stay alive between steps."""
 
     total: Envelope
     phases: tuple[tuple[str, Envelope], ...]
@@ -81,8 +81,11 @@ class Peak:
         return self.total.evaluate(env)
 
 
-def peak(program: Program, *, line: Timeline | None = None, env: Mapping[str, int] | None = None) -> Peak:
-    """The exact symbolic peak. `line`: the program's timeline if it is there already; `env`: a point that is asked about.
+def peak(
+    program: Program, *, line: Timeline | None = None, env: Mapping[str, int] | None = None, by_phase: bool = True
+) -> Peak:
+    """The exact symbolic peak. `line`: the program's timeline if it is there already; `env`: a point that is asked about;
+    `by_phase`: whether the peak of each phase is asked for, too.
 
     Errors are those of `timeline`.
     """
@@ -107,7 +110,8 @@ def peak(program: Program, *, line: Timeline | None = None, env: Mapping[str, in
         if not points:
             continue
         kept = _prune(line, comparer, box, points)
-        phases.append((name, _envelope(line, comparer, box, program.dims, kept, asked, MAX_BOXES // 8)))
+        if by_phase:
+            phases.append((name, _envelope(line, comparer, box, program.dims, kept, asked, MAX_BOXES // 8)))
         for point, place in kept.items():
             if point not in everything or place.index < everything[point].index:
                 everything[point] = place

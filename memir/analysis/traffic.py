@@ -1,11 +1,6 @@
-"""Bytes that an operator reads and writes, where the operator's results do not tell: views, and what is written in place."""
+"""Bytes that an operator reads and writes, where the operator's results do not tell: what is written in place."""
 
 from __future__ import annotations
-
-from collections.abc import Sequence
-
-from memir.ir.core import Op, Value
-from memir.ir.names import split
 
 # In-place operators over lists have no results in a program. Their operands are so many lists of equal length, one after the
 # other, of which these are written (native_functions.yaml: the first is `self`; _fused_adam_ has parameters, gradients, both
@@ -31,12 +26,3 @@ def written(opcode: str, count: int) -> list[int]:
     lists, which = _LISTS.get(name, (2 if parts[-1] in _TWO_LISTS else 1, (0,)))
     each = count // lists
     return [k * each + i for k in which for i in range(each)]
-
-
-def is_view(op: Op, operands: Sequence[Value]) -> bool:
-    """Whether it only makes handles: all results lie in operands' storages, and nothing is written in place."""
-    parts = op.opcode.split(".")
-    if len(parts) > 1 and parts[1].endswith("_"):
-        return False
-    storages = {split(v.storage)[0] for v in operands}
-    return bool(op.results) and all(split(r.storage)[0] in storages for r in op.results)

@@ -10,6 +10,7 @@ from memir.analysis.peak import Peak
 from memir.cuts.programs import programs
 from memir.cuts.reading import Base, Cut, Reading
 from memir.errors import InconclusiveError, UsageError
+from memir.garbage import uncollected
 from memir.ir.core import Program, Repeat
 from memir.ir.domain import Condition
 from memir.ir.unroll import unroll
@@ -66,6 +67,7 @@ class Plan:
             return value < dict(self.env)[symbol]
 
 
+@uncollected()
 def plan(program: Program, env: Env, machine: Machine | None = None, *, embeddings: bool = True, head: bool = False) -> Plan:
     """All cuts of a step. `env` gives a value for each of the program's dims; with a machine, steps are timed.
 

@@ -2,18 +2,21 @@
 
 from __future__ import annotations
 
+from collections import Counter, defaultdict
 from collections.abc import Mapping
 from dataclasses import dataclass
 
 from memir.analysis.cost import Machine, seconds
 from memir.analysis.flops import total_flops, work_of
-from memir.analysis.frames import frames_of
+from memir.analysis.frames import Frame, frames_of
 from memir.analysis.inventory import alive_at
 from memir.analysis.peak import START, peak
 from memir.ir.core import Kind, Program, Value
-from memir.ir.names import split
+from memir.ir.names import rename_path, split
+from memir.ir.size import Size
 
 Env = Mapping[str, int]
+Alive = list[dict[str, Counter[Size]]]  # in each frame: of each kind, how many storages of which size
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,8 +64,9 @@ class Reading:
     def __init__(self, program: Program, base: Base) -> None:
         self.program, self.base = program, base
         self.frames, self.line = frames_of(program)
-        self.peak = peak(program, line=self.line)
+        self.peak = peak(program, line=self.line, by_phase=False)
         self.works = work_of(program)
+        self._alive: dict[int, Alive] = {}  # by the place of the peak
 
     def cut(self, number: int, env: Env) -> Cut:
         """The numbers of one cut at `env`, which has a value for every dim."""
@@ -82,7 +86,7 @@ class Reading:
             peak=nbytes,
             phase=piece.place.phase,
             op=piece.place.opcode,
-            path=piece.place.path,
+            path=rename_path(piece.place.path, known),
             source=piece.place.source,
             parameters=parameters,
             gradients=gradients,
@@ -97,17 +101,22 @@ class Reading:
 
     def _by_kind(self, index: int, env: Env) -> dict[str, int]:
         """Bytes alive at a place by kind, from those in each frame."""
-        columns = []
+        if index not in self._alive:
+            self._alive[index] = [self._sizes(frame, index) for frame in self.frames.frames]
         point = {d: v for d, v in env.items() if d not in {symbol for symbol, _, _ in self.frames.axes}}
-        for frame in self.frames.frames:
-            at = START if index == START else frame.positions[index]
-            sizes = {s.name: s for s in frame.program.storages}
-            total: dict[str, int] = {}
-            for name in alive_at(frame.program, frame.line, at):
-                kind = str(sizes[name].kind)
-                total[kind] = total.get(kind, 0) + sizes[name].nbytes.evaluate(point)
-            columns.append({kind: (number,) for kind, number in total.items()})
+        columns = [
+            {kind: (sum(count * size.evaluate(point) for size, count in sizes.items()),) for kind, sizes in column.items()}
+            for column in self._alive[index]
+        ]
         return {kind: numbers[0] for kind, numbers in self.frames.extend_all(columns, env).items()}
+
+    def _sizes(self, frame: Frame, index: int) -> dict[str, Counter[Size]]:
+        """What is alive at a place in a frame: of each kind, how many storages of which size."""
+        storages = {s.name: s for s in frame.program.storages}
+        found: dict[str, Counter[Size]] = defaultdict(Counter)
+        for name in alive_at(frame.program, frame.line, START if index == START else frame.positions[index]):
+            found[str(storages[name].kind)][storages[name].nbytes] += 1
+        return found
 
     def _trained(self, env: Env) -> tuple[int, int]:
         """Bytes of the gradients of all trained parameters, and how many parameters these are."""

@@ -50,6 +50,7 @@ from memir.frontend.saved import saved_storages
 from memir.frontend.symbols import LostSymbolError, SizeReader, specialized
 from memir.frontend.trainer import check_loss, with_all_batches
 from memir.frontend.uncounted import uncounted
+from memir.garbage import uncollected
 from memir.ir.core import Program
 from memir.ir.opset import without_rule
 from memir.recipe import Recipe
@@ -124,7 +125,7 @@ def trace_once(
         stack.enter_context(cuda_autocast(recipe.amp if recipe.target == "cuda" else "none"))
         stack.enter_context(tracing.modules.active())
         stack.enter_context(target_functions(recipe))
-        stack.enter_context(_no_collection())
+        stack.enter_context(uncollected())  # between steps only: frees are where reference counts put them
         stack.enter_context(explained(loaded, batch, seq))
         released = None
         if recipe.mode == "train" and lifetimes:
@@ -246,23 +247,6 @@ def _live_bytes(recorder: Recorder) -> Any:
     for index in recorder.live.values():
         total = recorder.storages[index].nbytes + total
     return total
-
-
-@contextmanager
-def _no_collection() -> Iterator[None]:
-    """Cyclic garbage is collected between steps only, so that frees are where reference counts put them.
-
-    What is there already (libraries, mostly) is set aside meanwhile: going through it again takes a second.
-    """
-    was = gc.isenabled()
-    gc.disable()
-    gc.freeze()
-    try:
-        yield
-    finally:
-        gc.unfreeze()
-        if was:
-            gc.enable()
 
 
 def trace(

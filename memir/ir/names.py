@@ -45,6 +45,7 @@ def join(base: str, indices: tuple[str, ...]) -> str:
     return f"{base}[{','.join(indices)}]" if indices else base
 
 
+@lru_cache(maxsize=65536)
 def index_text(size: Size) -> str:
     """A size as an index: no blanks, what is added first, `2-i`."""
     added = Size((m, c) for m, c in size.terms if c > 0)
@@ -71,9 +72,10 @@ def rename(name: str, env: Mapping[str, Size | int], known: dict[Index, str] | N
 
 def spread(names: tuple[str, ...]) -> tuple[str, ...]:
     """The names with ranges of numbers written out: `w[1:3]` is `w[1]`, `w[2]`. ValueError for one with its ends reversed."""
-    if not any(":" in name for name in names):
-        return names
-    return tuple(member for name in names for member in _spread(name))
+    for name in names:
+        if ":" in name:
+            return tuple(member for one in names for member in _spread(one))
+    return names
 
 
 def is_range(name: str) -> bool:

@@ -94,8 +94,11 @@ class Size:
 
     def __new__(cls, terms: Iterable[tuple[Monomial, int]] = ()) -> Size:
         """The one object for these terms, in any order; each monomial once and sorted, zero coefficients dropped."""
-        kept = tuple(sorted(((m, c) for m, c in terms if c), key=lambda t: _monomial_key(t[0])))
+        kept = tuple([(m, c) for m, c in terms if c])
         found = cls._interned.get(kept)
+        if found is None and len(kept) > 1:
+            kept = tuple(sorted(kept, key=lambda t: _monomial_key(t[0])))
+            found = cls._interned.get(kept)
         if found is None:
             found = object.__new__(cls)
             object.__setattr__(found, "terms", kept)

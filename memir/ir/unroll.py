@@ -103,6 +103,7 @@ class _Bound:
         self._sizes: dict[Size, Size] = {}
         self._groups: dict[tuple[Size, ...], tuple[Size, ...]] = {}
         self._names: dict[str, str] = {}
+        self._values: dict[str, str] = {}
         self._paths: dict[str, str] = {}
         self._indices: dict[Index, str] = {}
         self._braces: dict[str, str] = {}
@@ -133,7 +134,10 @@ class _Bound:
         return found
 
     def storages(self, names: tuple[str, ...]) -> tuple[str, ...]:
-        return self.spread(tuple([self.storage(n) for n in names])) if names else ()
+        if not names:
+            return ()
+        known = self._names
+        return self.spread(tuple([known[n] if n in known else self.storage(n) for n in names]))
 
     def spread(self, names: tuple[str, ...]) -> tuple[str, ...]:
         """The names, ranges of members written out where that is wanted."""
@@ -143,7 +147,17 @@ class _Bound:
             raise UsageError(str(error)) from None
 
     def value(self, name: str) -> str:
-        return join(name, self.local[name]) if name in self.local else self.storage(name)
+        found = self._values.get(name)
+        if found is None:
+            found = join(name, self.local[name]) if name in self.local else self.storage(name)
+            self._values[name] = found
+        return found
+
+    def values(self, names: tuple[str, ...]) -> tuple[str, ...]:
+        if not names:
+            return ()
+        known = self._values
+        return self.spread(tuple([known[n] if n in known else self.value(n) for n in names]))
 
     def path(self, path: str) -> str:
         found = self._paths.get(path)
@@ -163,8 +177,10 @@ class _Bound:
 
     def results(self, results: tuple[Value, ...]) -> tuple[Value, ...]:
         """The results, one for each member of a range where ranges are written out."""
+        if not results:
+            return ()
         tensors = tuple([self.tensor(r) for r in results])
-        if not (self.expand and any(is_range(t.name) for t in tensors)):
+        if not self.expand or not [t for t in tensors if is_range(t.name)]:
             return tensors
         members = []
         for tensor in tensors:
@@ -177,7 +193,7 @@ class _Bound:
     def op(self, op: Op) -> Op:
         return Op(
             op.opcode,
-            self.spread(tuple([self.value(o) for o in op.operands])),
+            self.values(op.operands),
             self.results(op.results),
             self.storages(op.frees),
             self.storages(op.drops),

@@ -1,15 +1,24 @@
-"""The usual ways to lift a rewrite: over the depth, and over the depth and a cut."""
+"""The usual ways to lift a rewrite: over the depth, and over the depth and a cut.
+
+Layers that repeat in groups of several (`L % 2 == 0`) are sampled a whole group apart, and a cut for each place in a group.
+"""
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from itertools import islice
+
 from memir.errors import InconclusiveError
 from memir.ir.core import Program, Repeat
+from memir.ir.domain import Condition
 from memir.ir.unroll import bind
-from memir.rewrite.lift import Axes, Rewrite, lift
+from memir.rewrite.lift import Axes, Rewrite, Unrolls, lift
 
 CUT = "k"  # the symbol of a cut, and its name in a rewrite's symbols
-FIRST = 8  # layers of the first sample over cuts
+FIRST = 8  # groups of layers of the first sample over cuts
 FIRST_CUT = 4
+AROUND = 5  # groups more than what is cut off at one end: what runs before the next one, it, and enough to see them repeat
+MANY = 4096  # layers; a domain that holds for none below is taken for empty
 
 
 def depth_symbol(program: Program) -> str:
@@ -24,23 +33,53 @@ def depth_symbol(program: Program) -> str:
     return counts.pop()
 
 
-def lifted(program: Program, rewrite: Rewrite, least: int) -> Program:
-    """The rewrite over the depth, done at `least` layers and a few more."""
-    depth = depth_symbol(program)
-    return lift(program, rewrite, Axes(((depth, least),), (depth,)), program.dims, program.domain)
+def stride(program: Program) -> int:
+    """How many layers repeat as a group: the distance between the depths that the program is valid for."""
+    first, second = islice(_depths(program, 1), 2)
+    return second - first
 
 
-def over_cuts(program: Program, rewrite: Rewrite, cut: int | None = None) -> Program:
-    """The rewrite over the depth and the cut, `rewrite` being told the cut as env["k"]; with `cut`, at that one."""
+def lifted(program: Program, rewrite: Rewrite, least: int, unrolls: Unrolls | None = None) -> Program:
+    """The rewrite over the depth, done at `least` layers or the next number that is valid, and a few more."""
     depth = depth_symbol(program)
-    axes = Axes(((depth, FIRST), (CUT, FIRST_CUT)), (depth, CUT))
-    new = lift(program, rewrite, axes, (*program.dims, CUT), program.domain)
+    axes = Axes(((depth, next(_depths(program, least))),), (depth,), stride=stride(program))
+    return lift(program, rewrite, axes, program.dims, program.domain, unrolls)
+
+
+def over_cuts(
+    program: Program, rewrite: Rewrite, cut: int | None = None, *, place: int = 0, unrolls: Unrolls | None = None
+) -> Program:
+    """The rewrite over the depth and the cut, `rewrite` being told the cut as env["k"]; with `cut`, at that one.
+
+    `place`: of the cut in a group of layers, `k % stride`, which `cut` has already.
+    """
+    depth, group = depth_symbol(program), stride(program)
+    place = place if cut is None else cut % group
+    first = next(_depths(program, FIRST * group))
+    axes = Axes(((depth, first), (CUT, FIRST_CUT * group + place)), (depth, CUT), stride=group)
+    domain = program.domain if group == 1 else (*program.domain, f"{CUT} % {group} == {place}")
+    new = lift(program, rewrite, axes, (*program.dims, CUT), domain, unrolls)
     return new if cut is None else bind(new, {CUT: cut})
 
 
-def at_end(program: Program, rewrite: Rewrite, left: int) -> Program:
+def at_start(program: Program, rewrite: Rewrite, cut: int, unrolls: Unrolls | None = None) -> Program:
+    """The rewrite over the depth for one small cut."""
+    return lifted(program, rewrite, cut + AROUND * stride(program), unrolls)
+
+
+def at_end(program: Program, rewrite: Rewrite, left: int, unrolls: Unrolls | None = None) -> Program:
     """The rewrite over the depth for the cut that leaves so many layers trained."""
+    depth, group = depth_symbol(program), stride(program)
+    first = next(_depths(program, left + AROUND * group))
+    axes = Axes(((depth, first), (CUT, first - left)), (depth,), ((CUT, depth),), group)
+    return lift(program, rewrite, axes, program.dims, program.domain, unrolls)
+
+
+def _depths(program: Program, least: int) -> Iterator[int]:
+    """The numbers of layers from `least` on that the program is valid for."""
     depth = depth_symbol(program)
-    first = left + 5
-    axes = Axes(((depth, first), (CUT, first - left)), (depth,), ((CUT, depth),))
-    return lift(program, rewrite, axes, program.dims, program.domain)
+    conditions = [c for text in program.domain if (c := Condition.read(text)) is not None and c.symbols() == {depth}]
+    for number in range(least, MANY):
+        if all(c.holds({depth: number}) for c in conditions):
+            yield number
+    raise InconclusiveError(f"the program holds for too few values of {depth}", where=f"program @{program.name}")

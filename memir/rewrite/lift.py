@@ -9,13 +9,14 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import lru_cache
 from typing import TypeVar
 
 from memir.errors import InconclusiveError
 from memir.ir.core import Op, Phase, Program, Repeat, Storage, Value
 from memir.ir.names import index_text, join
-from memir.ir.size import ZERO, Size
-from memir.ir.unroll import unroll_located
+from memir.ir.size import ZERO, Gen, Size, floor_div
+from memir.ir.unroll import Unrolled, unroll_located
 from memir.rewrite.samples import Block, Element, Family, Sample, ValueFamily, sampled
 
 F = TypeVar("F", Family, ValueFamily)
@@ -32,8 +33,9 @@ class Axes:
     """The symbols that the samples vary, with the values of the first sample and a step for each further one."""
 
     first: tuple[tuple[str, int], ...]
-    moving: tuple[str, ...]  # each is one larger in one further sample
+    moving: tuple[str, ...]  # each is one stride larger in one further sample
     tied: tuple[tuple[str, str], ...] = ()  # (follower, leader): moves along with it
+    stride: int = 1  # layers in a group that repeats as a whole
 
     def points(self) -> list[dict[str, int]]:
         """The samples' symbols: the first, one step along each axis, and a step along all of them, which is for checking."""
@@ -43,17 +45,43 @@ class Axes:
 
     def _moved(self, env: dict[str, int], names: Sequence[str]) -> dict[str, int]:
         along = [*names, *(follower for follower, leader in self.tied if leader in names)]
-        return {name: value + along.count(name) for name, value in env.items()}
+        return {name: value + self.stride * along.count(name) for name, value in env.items()}
 
 
-def lift(program: Program, rewrite: Rewrite, axes: Axes, dims: tuple[str, ...], domain: tuple[str, ...]) -> Program:
+class Unrolls:
+    """A program unrolled at numbers of layers, each once: for several lifts of one program."""
+
+    def __init__(self, program: Program) -> None:
+        self.program = program
+        self._known: dict[tuple[tuple[str, int], ...], Unrolled] = {}
+
+    def at(self, env: Env) -> Unrolled:
+        """The flat program at the values that `env` has of its symbols; the same object each time."""
+        own = tuple((name, env[name]) for name in self.program.dims if name in env)
+        if own not in self._known:
+            self._known[own] = unroll_located(self.program, dict(own))
+        return self._known[own]
+
+
+def lift(
+    program: Program,
+    rewrite: Rewrite,
+    axes: Axes,
+    dims: tuple[str, ...],
+    domain: tuple[str, ...],
+    unrolls: Unrolls | None = None,
+) -> Program:
     """The rewritten program over `dims`, valid in `domain`. LiftError where the samples have no common form.
 
     `axes.first` has a value for every symbol that counts layers; what the rewrite reads besides (a cut) is in it too.
+    `unrolls`: what the program was unrolled to for other lifts.
     """
     envs = axes.points()
-    flat = [unroll_located(program, {d: env[d] for d in env if d in program.dims}) for env in envs]
-    samples = [sampled(program, base, *rewrite(base.program, env)) for base, env in zip(flat, envs, strict=True)]
+    unrolls = unrolls or Unrolls(program)
+    flat = [unrolls.at(env) for env in envs]
+    samples = [
+        sampled(program, base, *rewrite(base.program, env), stride=axes.stride) for base, env in zip(flat, envs, strict=True)
+    ]
     fit = _Fit(axes, envs)
     phases: list[Phase] = []
     for group in zip(*(s.phases for s in samples[:-1]), strict=True):
@@ -63,7 +91,7 @@ def lift(program: Program, rewrite: Rewrite, axes: Axes, dims: tuple[str, ...], 
     new = Program(
         program.name,
         dims,
-        tuple(dict.fromkeys((*domain, *_enough(phases, axes.moving)))),
+        tuple(dict.fromkeys((*domain, *_enough(phases, axes)))),
         program.mesh,
         _storages(samples[:-1], fit),
         _values(samples[:-1], fit),
@@ -73,31 +101,47 @@ def lift(program: Program, rewrite: Rewrite, axes: Axes, dims: tuple[str, ...], 
     return new
 
 
-def _enough(phases: Sequence[Phase], moving: Sequence[str]) -> list[str]:
+def _enough(phases: Sequence[Phase], axes: Axes) -> list[str]:
     """The conditions under which every Repeat is executed: first and last iteration are what liveness looks at."""
     conditions = []
     for phase in phases:
         for item in phase.ops:
-            if isinstance(item, Repeat) and item.count.symbols() & set(moving):
-                more = Size((m, c) for m, c in item.count.terms if c > 0)
-                less = Size((m, -c) for m, c in item.count.terms if c < 0)
-                conditions.append(f"{more} >= {less + 1}")
+            if isinstance(item, Repeat) and item.count.symbols() & set(axes.moving):
+                count = _in_layers(item.count, axes)
+                more = Size((m, c) for m, c in count.terms if c > 0)
+                less = Size((m, -c) for m, c in count.terms if c < 0)
+                conditions.append(f"{more} >= {less + axes.stride}")
     return conditions
+
+
+def _in_layers(count: Size, axes: Axes) -> Size:
+    """A number of groups, times the layers in a group: no quotient is left, as each symbol is whole groups from its first."""
+    total = ZERO
+    for monomial, coefficient in count.terms:
+        atom = monomial[0][0] if monomial else ""
+        if isinstance(atom, Gen):
+            rest = atom.a.evaluate(dict(axes.first)) % axes.stride
+            up = axes.stride if rest and atom.op == "ceil" else 0
+            total = total + (atom.a - rest + up) * coefficient
+        else:
+            total = total + Size(((monomial, coefficient * axes.stride),))
+    return total
 
 
 class _Fit:
     """Lines through the samples: number = constant + one coefficient for each moving symbol."""
 
     def __init__(self, axes: Axes, envs: Sequence[Env]) -> None:
-        self.moving, self.first = axes.moving, envs[0]
+        self.moving = axes.moving
+        more = {name: Size.of(name) - envs[0][name] for name in axes.moving}
+        self.growth = {name: floor_div(size, axes.stride) if axes.stride > 1 else size for name, size in more.items()}
+        self.number = lru_cache(maxsize=None)(self._number)  # most of an operator's numbers are another's too
 
-    def number(self, values: Sequence[int]) -> Size:
-        if len(set(values)) == 1:
-            return Size.of(values[0])
-        steps = [value - values[0] for value in values[1:]]
+    def _number(self, values: tuple[int, ...]) -> Size:
         total = Size.of(values[0])
-        for name, step in zip(self.moving, steps, strict=True):
-            total = total + (Size.of(name) - self.first[name]) * step
+        for name, value in zip(self.moving, values[1:], strict=True):
+            if value != values[0]:
+                total = total + self.growth[name] * (value - values[0])
         return total
 
     def size(self, values: Sequence[Size]) -> Size:
@@ -105,11 +149,9 @@ class _Fit:
             return values[0]
         total = values[0]
         for name, value in zip(self.moving, values[1:], strict=True):
-            total = total + (Size.of(name) - self.first[name]) * (value - values[0])
+            if value is not values[0]:
+                total = total + self.growth[name] * (value - values[0])
         return total
-
-    def bounds(self, starts: Sequence[int], ends: Sequence[int]) -> tuple[Size, Size]:
-        return self.number(starts), self.number(ends)
 
 
 def _elements(groups: Sequence[Sequence[Element | Block]], fit: _Fit) -> list[Op | Repeat]:
@@ -133,7 +175,7 @@ def _stretch(blocks: Sequence[Block], fit: _Fit) -> list[Op | Repeat]:
     first = blocks[0]
     if any(len(b.body) != len(first.body) for b in blocks):
         raise LiftError("the layers change with their number")
-    count = fit.number([b.count for b in blocks])
+    count = fit.number(tuple(b.count for b in blocks))
     bodies = list(zip(*(b.body for b in blocks), strict=True))
     if count.is_constant:
         return [
@@ -175,10 +217,11 @@ def _storages(samples: Sequence[Sample], fit: _Fit) -> tuple[Storage, ...]:
         first = group[0]
         name, of = first.base, first.of
         if first.lengths != (1,) or any(f.length != 1 for f in group):
-            name = join(name, (_extent(fit.number([f.length for f in group])),))
+            name = join(name, (_extent(fit.number(tuple(f.length for f in group))),))
         if of is not None and first.of_ranged:
-            start, end = fit.number([f.of_start for f in group]), fit.number([f.of_start + f.length for f in group])
-            whole = fit.number([f.of_total for f in group])
+            start = fit.number(tuple(f.of_start for f in group))
+            end = fit.number(tuple(f.of_start + f.length for f in group))
+            whole = fit.number(tuple(f.of_total for f in group))
             if start is ZERO and end is whole:
                 of = join(of, (_extent(end),))
             elif all(f.length == 1 for f in group):
@@ -200,12 +243,12 @@ def _values(samples: Sequence[Sample], fit: _Fit) -> tuple[Value, ...]:
         first = group[0]
         name, storage = first.base, first.storage_base
         if any(f.length != 1 for f in group) or first.ranged:
-            extent = _extent(fit.number([f.length for f in group]))
+            extent = _extent(fit.number(tuple(f.length for f in group)))
             name = join(name, (extent,))
             if first.storage_ranged:
                 storage = join(storage, (extent,))
         elif first.storage_ranged:
-            storage = join(storage, (index_text(fit.number([f.storage_start for f in group])),))
+            storage = join(storage, (index_text(fit.number(tuple(f.storage_start for f in group))),))
         result.append(
             replace(
                 first.value,

@@ -17,6 +17,14 @@ def rebuilt(changes: Changes, ends: Mapping[str, int | None]) -> tuple[Program, 
     return _Rebuilding(changes, ends).run()
 
 
+View = tuple[str, tuple[Size, ...], tuple[Size, ...], Size, str]
+
+
+def _view(value: Value) -> View:
+    """A value without its name."""
+    return value.dtype, value.shape, value.strides, value.offset, value.storage
+
+
 class _Rebuilding:
     def __init__(self, changes: Changes, ends: Mapping[str, int | None]) -> None:
         self.changes, self.flow, self.ends = changes, changes.flow, ends
@@ -28,9 +36,9 @@ class _Rebuilding:
         self.made = made - changes.owned
         self.values = {v.name: v for v in program.values} | {r.name: r for op in self.flow.ops for r in op.results}
         self.stacks: dict[str, Value] = {}  # storages of stacks with fewer tensors -> what they are now
-        self.views: dict[Value, str] = {}  # a view -> the first name that it has in the new program
+        self.views: dict[View, str] = {}  # a view -> the first name that it has in the new program
         for value in program.values:
-            self.views.setdefault(replace(value, name=""), value.name)
+            self.views.setdefault(_view(value), value.name)
 
     def run(self) -> tuple[Program, list[int]]:
         frees: dict[int, list[str]] = defaultdict(list)
@@ -63,7 +71,7 @@ class _Rebuilding:
         results = changes.results(position)
         operands = tuple(self._standing(operand) for operand in op.operands)
         for value in results:
-            self.views.setdefault(replace(value, name=""), value.name)
+            self.views.setdefault(_view(value), value.name)
         if any(operand in changes.gone for operand in operands):
             if not op.opcode.startswith((*LISTS, *STACKS)):
                 raise beyond(op)
@@ -76,7 +84,9 @@ class _Rebuilding:
             return None
         saves = changes.saves.get(position, ())
         scratch = self._scratch(op, operands, results)
-        return replace(op, operands=operands, results=results, frees=frees, drops=drops, saves=saves, scratch=scratch)
+        return Op(
+            op.opcode, operands, results, frees, drops, saves, scratch, op.stream, op.path, op.source, op.forward_of
+        )  # fmt: skip
 
     def _scratch(self, op: Op, operands: Sequence[str], results: Sequence[Value]) -> Size:
         """The workspace of an operator over a shorter list, by the rule that its own follows."""
@@ -91,7 +101,7 @@ class _Rebuilding:
     def _standing(self, operand: str) -> str:
         """The value to read: one view may go by several names, of which the first may stand in an operator that is gone."""
         now = self.changes.now(operand)
-        return self.views.get(replace(self.values[now], name=""), now) if now in self.changes.gone else now
+        return self.views.get(_view(self.values[now]), now) if now in self.changes.gone else now
 
     def _outlives(self, name: str, position: int) -> bool:
         end = self.ends.get(name)

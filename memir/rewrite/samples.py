@@ -6,6 +6,7 @@ import re
 from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from functools import lru_cache
 
 from memir.errors import InconclusiveError
 from memir.ir.core import Op, Program, Repeat, Storage, Value
@@ -119,8 +120,9 @@ class Sample:
     values: list[ValueFamily]
 
 
-def sampled(folded: Program, base: Unrolled, new: Program, origins: Sequence[int]) -> Sample:
-    """Reads the rewritten program; `origins` has for each operator the position in the flat program where it runs."""
+def sampled(folded: Program, base: Unrolled, new: Program, origins: Sequence[int], stride: int = 1) -> Sample:
+    """Reads the rewritten program; `origins` has for each operator the position in the flat program where it runs, `stride` is
+    the number of layers in an iteration."""
     rebased, storages = _families(new)
     revalued, values = _value_families(new, rebased)
     revalued |= _from_zero(new)
@@ -138,7 +140,7 @@ def sampled(folded: Program, base: Unrolled, new: Program, origins: Sequence[int
                 parts[-1][1].append(element)
             else:
                 parts.append((where, [element]))
-        phases.append((phase.name, _stretches(parts)))
+        phases.append((phase.name, _stretches(parts, stride)))
     return Sample(new, phases, storages, values)
 
 
@@ -166,11 +168,13 @@ def _iterations(folded: Program, base: Unrolled) -> list[tuple[int, int] | None]
 # -- operators
 
 
+@lru_cache(maxsize=65536)
 def _split(name: str) -> tuple[str, int | None]:
     found = _INDEXED.match(name)
     return (found.group(1), int(found.group(2))) if found else (name, None)
 
 
+@lru_cache(maxsize=65536)
 def _ref(name: str) -> Ref:
     base, index = _split(name)
     return base, () if index is None else (index,), False
@@ -209,7 +213,7 @@ def _element(op: Op, rebased: dict[str, str], revalued: dict[str, str]) -> Eleme
     forward = None if op.forward_of is None else revalued.get(op.forward_of, op.forward_of)
 
     def storages(names: Sequence[str]) -> list[str]:
-        return [rebased.get(n, n) for n in names]
+        return [rebased.get(n, n) for n in names] if names else []
 
     listed = op.opcode.startswith(_LISTS)
     results = op.results
@@ -232,21 +236,24 @@ def _element(op: Op, rebased: dict[str, str], revalued: dict[str, str]) -> Eleme
         () if forward is None else (_ref(forward),),
     )
     parts, path_numbers = _path(op.path)
-    numbers = tuple(n for group in refs for _, indices, _ in group for n in indices) + path_numbers
-    sizes = (*(s for r in results for s in (*r.shape, *r.strides, r.offset)), op.scratch)
+    numbers = tuple([n for group in refs for _, indices, _ in group for n in indices]) + path_numbers
+    sizes = (*[s for r in results for s in (*r.shape, *r.strides, r.offset)], op.scratch)
     template = (
         op.opcode,
-        tuple(tuple((base, ranged) for base, _, ranged in group) for group in refs),
+        tuple([tuple([(base, ranged) for base, _, ranged in group]) for group in refs]),
         parts,
         op.source,
         op.stream,
-        tuple((r.dtype, len(r.shape)) for r in results),
+        tuple([(r.dtype, len(r.shape)) for r in results]),
     )
-    return Element(replace(op, results=results), refs, parts, numbers, sizes, template)
+    named = op if results is op.results else replace(op, results=results)
+    return Element(named, refs, parts, numbers, sizes, template)
 
 
 def _sets(names: Sequence[str]) -> tuple[Ref, ...]:
     """Names whose order says nothing: one alone stays alone, several of one family in a row are a range, sorted by name."""
+    if len(names) < 2:
+        return tuple([_ref(name) for name in names])
     refs = []
     for base, indices, ranged in sorted(_grouped(names)):
         if ranged and indices[1] == indices[0] + 1:
@@ -256,6 +263,7 @@ def _sets(names: Sequence[str]) -> tuple[Ref, ...]:
     return tuple(refs)
 
 
+@lru_cache(maxsize=65536)
 def _path(path: str) -> tuple[tuple[str, ...], tuple[int, ...]]:
     """A module path with its numbers taken out: `layers.3.up` -> ("layers.", "", ".up"), (3,)."""
     parts: list[str] = []
@@ -269,7 +277,7 @@ def _path(path: str) -> tuple[tuple[str, ...], tuple[int, ...]]:
     return tuple(parts), tuple(numbers)
 
 
-def _stretches(parts: Sequence[tuple[tuple[int, int] | None, list[Element]]]) -> list[Element | Block]:
+def _stretches(parts: Sequence[tuple[tuple[int, int] | None, list[Element]]], stride: int) -> list[Element | Block]:
     """Iterations that differ in numbers by the same steps, taken together."""
     result: list[Element | Block] = []
     last: tuple[int, int] | None = None
@@ -280,14 +288,14 @@ def _stretches(parts: Sequence[tuple[tuple[int, int] | None, list[Element]]]) ->
             block = (
                 result[-1] if result and isinstance(result[-1], Block) and last is not None and last[0] == where[0] else None
             )
-            if not (isinstance(block, Block) and _joins(block, elements)):
+            if not (isinstance(block, Block) and _joins(block, elements, stride)):
                 result.append(Block(elements, [(0,) * len(e.numbers) for e in elements], 1))
         last = where
     return result
 
 
-def _joins(block: Block, elements: Sequence[Element]) -> bool:
-    """Takes one more iteration into the block if it continues it."""
+def _joins(block: Block, elements: Sequence[Element], stride: int) -> bool:
+    """Takes one more iteration into the block if it continues it: a layer's number goes on by `stride`, an index by one."""
     if len(block.body) != len(elements):
         return False
     for first, now in zip(block.body, elements, strict=True):
@@ -298,8 +306,10 @@ def _joins(block: Block, elements: Sequence[Element]) -> bool:
             tuple(n - f for f, n in zip(first.numbers, now.numbers, strict=True))
             for first, now in zip(block.body, elements, strict=True)
         ]
-        if any(abs(s) > 1 for step in steps for s in step):
-            return False
+        for first, step in zip(block.body, steps, strict=True):
+            indices = len(step) - first.path.count("")
+            if any(abs(s) > 1 for s in step[:indices]) or any(abs(s) > max(1, stride) for s in step[indices:]):
+                return False
         block.steps = steps
     else:
         for first, now, step in zip(block.body, elements, block.steps, strict=True):
@@ -381,7 +391,8 @@ def _value_families(program: Program, rebased: dict[str, str]) -> tuple[dict[str
     latest: dict[str, list[tuple[int | None, Value]]] = {}
     for value in program.values:
         base, index = _split(value.name)
-        placed = replace(value, storage=rebased.get(value.storage, value.storage))
+        place = rebased.get(value.storage)
+        placed = value if place is None else replace(value, storage=place)
         run = latest.get(base)
         if run is not None and index is not None and run[-1][0] == index - 1 and _continues(run[-1][1], placed):
             run.append((index, placed))
