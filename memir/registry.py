@@ -20,6 +20,7 @@ PASSES: Mapping[str, str] = MappingProxyType(
         "context-parallel": "memir.passes.context_parallel:ContextParallel",
         "data-parallel": "memir.passes.data_parallel:DataParallel",
         "freeze": "memir.passes.freeze:Freeze",
+        "fsdp": "memir.passes.fsdp:Fsdp",
         "lifetimes": "memir.passes.lifetimes:Lifetimes",
         "pipeline-parallel": "memir.passes.pipeline_parallel:PipelineParallel",
         "tensor-parallel": "memir.passes.tensor_parallel:TensorParallel",

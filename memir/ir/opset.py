@@ -152,7 +152,9 @@ _SCRATCH: dict[tuple[str, str], Scratch] = {
 # holds (memir/cuda/context.py). Reductions to one number or of the last dimension keep within a few KiB, and so do scans and
 # the k largest of less than 20,000 (TensorTopK.cu); those over rows are told apart (workspaces.py, `shared_sum`), and so is the
 # embedding's backward. flash attention's forward splits the keys where there are less than 0.8 blocks of 64 queries for half
-# a multiprocessor (flash_api.cpp, `num_splits_heuristic`): a few MiB that are not counted. Names are without the overload.
+# a multiprocessor (flash_api.cpp, `num_splits_heuristic`): a few MiB that are not counted. NCCL's collectives on one tensor
+# allocate nothing of PyTorch's (ProcessGroupNCCL.cpp), and FSDP's copies a few KiB of pointers (cuda/TensorShape.cu). Names are
+# without the overload.
 _FREE = """
 view _unsafe_view reshape _reshape_alias t transpose permute expand expand_as squeeze unsqueeze slice select split
 split_with_sizes chunk unbind as_strided alias detach unfold diagonal flatten view_as_real view_as_complex lift_fresh
@@ -173,6 +175,7 @@ _flash_attn_forward
 mm addmm bmm baddbmm addmv mv dot sum mean amax amin linalg_vector_norm all any max min argmax argmin prod cumsum topk
 index index_select index_add index_copy scatter scatter_add scatter_ scatter_add_ index_add_ index_copy_ index_fill_
 bernoulli_ uniform_ normal_ isinf isnan remainder floor_divide bitwise_xor
+all_gather_copy_in split_with_sizes_copy chunk_cat _allgather_base_ _reduce_scatter_base_ allreduce_
 """
 FREE_OF_WORKSPACE = frozenset(_FREE.split())
 

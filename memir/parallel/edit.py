@@ -103,7 +103,7 @@ class Edit:
         new = replace(
             program,
             mesh=(*program.mesh, *mesh),
-            storages=(*self._kept(program.storages), *self.added),
+            storages=(*self._kept(program.storages), *self._kept(self.added)),
             values=(*(now for v in program.values if (now := self.values.get(v.name, v)) is not None), *self.added_values),
             phases=tuple(Phase(name, tuple(ops)) for name, ops in phases),
         )

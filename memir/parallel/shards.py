@@ -10,11 +10,11 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
-from memir.errors import InconclusiveError
+from memir.errors import InconclusiveError, UsageError
 from memir.ir.core import Kind, Op, Storage, Value
 from memir.ir.dtypes import ITEMSIZE
 from memir.ir.layout import contiguous
-from memir.ir.size import ONE, ZERO, Size
+from memir.ir.size import ONE, ZERO, Size, ceil_div
 from memir.parallel.edit import Edit
 from memir.rewrite.flow import Flow
 
@@ -30,13 +30,44 @@ _TO_ONE_NUMBER |= {"_amp_foreach_non_finite_check_and_unscale"}
 
 
 @dataclass(frozen=True, slots=True)
+class Chunk:
+    """A rank's part of a tensor cut along dimension 0: its `shape`, and the elements of the padded part (`padded`)."""
+
+    shape: tuple[Size, ...]
+    padded: Size
+
+
+def chunk_of(shape: Sequence[Size], degree: Size, rank: int, where: str = "") -> Chunk:
+    """The part of `rank` among `degree`: as torch.chunk cuts, every part padded to the first one's rows.
+
+    (torch/distributed/fsdp/_fully_shard/_fsdp_param.py, `_init_sharded_param`.) The last parts may be short, or empty.
+    UsageError for a tensor without dimensions, InconclusiveError for one whose rows are a symbol where that matters.
+    """
+    if not shape:
+        raise UsageError("a parameter of one number has no dimension to be cut along", where=where)
+    rows = ceil_div(shape[0], degree)
+    own = rows
+    if rank:
+        if not (rows.is_constant and shape[0].is_constant):
+            raise InconclusiveError("the part of a rank after the first needs numbers for rows and degree", where=where)
+        own = Size.of(min(rows.constant, max(0, shape[0].constant - rank * rows.constant)))
+    rest = product(shape[1:])
+    return Chunk((own, *shape[1:]), rows * rest)
+
+
+@dataclass(frozen=True, slots=True)
 class Shard:
-    """A rank's part of a parameter: its `shape`, in the elements of `dtype`, and the value that is its gradient in the step."""
+    """A rank's part of a parameter: its `shape`, in the elements of `dtype`, and the value that is its gradient in the step.
+
+    The parameter's storage may be larger than the part (`padded`, elements); its states and gradient are not.
+    """
 
     parameter: str  # its storage
     shape: tuple[Size, ...]
     dtype: str
     gradient: Value | None = None  # None: the gradient that the step makes, with the shard's shape
+    padded: Size | None = None  # None: no padding
+    device: str = "gpu"  # "host": the parameter, its states and the optimizer's phase are there
 
     @property
     def numel(self) -> Size:
@@ -45,8 +76,8 @@ class Shard:
 
     @property
     def nbytes(self) -> Size:
-        """Bytes."""
-        return self.numel * ITEMSIZE[self.dtype]
+        """Bytes of the parameter's storage."""
+        return (self.numel if self.padded is None else self.padded) * ITEMSIZE[self.dtype]
 
 
 def product(shape: Iterable[Size]) -> Size:
@@ -96,7 +127,7 @@ class _Sharding:
             if name not in own:
                 raise InconclusiveError("a parameter has no tensor before the step", where=name)
             self.edit.values[own[name].name] = own[name]
-            self.edit.resize(name, shard.nbytes)
+            self.edit.storages[name] = replace(self.edit.storage(name), nbytes=shard.nbytes, device=shard.device)
         for position, op in enumerate(self.flow.ops):
             if in_optimizer(self.flow.phase[position]):
                 self._step(position, op, own)
@@ -110,10 +141,11 @@ class _Sharding:
         if value.shape != self._whole(shard).shape:
             message = "an optimizer state has neither its parameter's shape nor one element: it cannot be sharded"
             raise InconclusiveError(message, where=storage.name)
-        new = self._like(value, shard, value.dtype)
+        dtype = shard.dtype if value.dtype == self._whole(shard).dtype else value.dtype
+        new = self._like(value, shard, dtype)
         self.now[value.name] = new
         self.edit.values[value.name] = new
-        self.edit.resize(storage.name, shard.numel * ITEMSIZE[value.dtype])
+        self._settle(storage.name, new)
 
     def _step(self, position: int, op: Op, own: Mapping[str, Value]) -> None:
         names: dict[str, str] = {}
@@ -128,11 +160,14 @@ class _Sharding:
                 names[operand] = self.now[operand].name
         if names:
             self.edit.rename(position, names)
-        touched = [o for o in op.operands if o in self.now and self.now[o].shape != self.before[o].shape]
-        if not touched:
+        changed = [(self.before[o], self.now[o]) for o in op.operands if o in self.now]
+        changed = [(old, new) for old, new in changed if (old.shape, old.dtype) != (new.shape, new.dtype)]
+        if not changed:
             return
         base = _base(op.opcode)
-        if base in _TO_ONE_NUMBER and all(r.shape == () for r in op.results):
+        reshaped = any(old.shape != new.shape for old, new in changed)
+        if not reshaped or (base in _TO_ONE_NUMBER and all(r.shape == () for r in op.results)):
+            self._retype(position, op, {old.dtype: new.dtype for old, new in changed})
             return
         if base not in _ELEMENTWISE:
             where = " ".join(filter(None, (op.opcode, op.source)))
@@ -146,14 +181,32 @@ class _Sharding:
             old, new = self.before[operand], self.now.get(operand)
             if new is None or old.shape != result.shape:
                 continue
-            made = replace(result, shape=new.shape, strides=contiguous(new.shape), offset=ZERO)
+            dtype = new.dtype if result.dtype == old.dtype else result.dtype
+            made = replace(result, dtype=dtype, shape=new.shape, strides=contiguous(new.shape), offset=ZERO)
             if result.storage == old.storage:
-                made = replace(made, storage=new.storage)
+                made = replace(made, storage=new.storage, strides=new.strides, offset=new.offset)
             elif result.storage in self.flow.born:
-                self.edit.resize(result.storage, product(new.shape) * ITEMSIZE[result.dtype])
+                self._settle(result.storage, made)
             self.now[result.name] = made
             return made
         return result
+
+    def _retype(self, position: int, op: Op, dtypes: Mapping[str, str]) -> None:
+        """Results of unchanged shape, norms and what is made of them, get the type that the operands have now."""
+        for result in op.results:
+            dtype = dtypes.get(result.dtype, result.dtype)
+            if dtype == result.dtype:
+                continue
+            made = self.now[result.name] = replace(result, dtype=dtype)
+            if result.storage in self.flow.born:
+                self._settle(result.storage, made)
+            self.edit.retype(position, {result.name: made})
+
+    def _settle(self, storage: str, value: Value) -> None:
+        """The storage is as large as the tensor in it, and on the host where the optimizer runs there."""
+        old = self.edit.storage(storage)
+        device = "host" if any(s.device == "host" for s in self.shards.values()) else old.device
+        self.edit.storages[storage] = replace(old, nbytes=product(value.shape) * ITEMSIZE[value.dtype], device=device)
 
     def _is_gradient(self, value: Value) -> bool:
         return value.storage in self.owner and self.storages[value.storage].kind == Kind.GRADIENT

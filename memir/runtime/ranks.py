@@ -6,6 +6,7 @@ batch of its own of the size asked for.
 
 from __future__ import annotations
 
+import gc
 import os
 import pickle
 import subprocess
@@ -181,6 +182,7 @@ def rank_builder(real: RealStep, methods: tuple[Method, ...], mesh: DeviceMesh) 
     def build() -> Callable[[], object]:
         loaded, module = load_real(real)
         module = apply_methods(methods, Model(loaded, module, real.recipe), mesh)
+        gc.collect()  # loading leaves cycles behind that hold the parameters as they were before they were sharded
         optimizer = make_optimizer(module, real.recipe)
         batch = real_batch(loaded, real)
         step = Step(module, loaded.call, real.recipe, optimizer)
