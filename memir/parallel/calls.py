@@ -9,13 +9,14 @@ from __future__ import annotations
 
 import re
 from collections import defaultdict
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 
 from memir.errors import InconclusiveError
 from memir.ir.core import Kind
 from memir.parallel.units import ROOT
-from memir.rewrite.cut import Layers, layers_of, trained
+from memir.rewrite.cut import layers_of, trained
 from memir.rewrite.flow import Flow
 
 
@@ -23,20 +24,22 @@ from memir.rewrite.flow import Flow
 class Call:
     """One call of a unit's module: its first and last operator in forward, and in the backward of that.
 
-    `pre_backward` is None where nothing is differentiated, or its outputs need no gradient; `post_backward` is None where its
-    inputs need none, so that only the end of backward is known.
+    `pre_backward` is None where nothing is differentiated, or its outputs need no gradient; `post_backward`, the place where
+    its inputs' gradients are there, is None where they need none; `through` is the last operator of its backward.
     """
 
+    path: str  # of the module, "" for the root
     layer: int  # or ROOT
     first: int
     last: int
     pre_backward: int | None
     post_backward: int | None
+    through: int | None
 
 
 @dataclass(frozen=True, slots=True)
 class Pass:
-    """One forward and its backward: the root's call first, then the layers', in the order in which they run."""
+    """One forward and its backward: the root's call first, then those of the units as they run, outer ones first."""
 
     forward: str  # names of phases
     backward: str  # "" where there is none
@@ -44,60 +47,60 @@ class Pass:
     end: int  # the last operator of the backward that autograd runs, or of the forward
 
 
-def passes_of(flow: Flow) -> tuple[Pass, ...]:
-    """The forward and backward passes of a step in order. UsageError (of layers_of) where the model has no layers."""
+def passes_of(flow: Flow, inner: Sequence[str] = ()) -> tuple[Pass, ...]:
+    """The forward and backward passes of a step in order; `inner`: paths of modules within the layers that are units too.
+
+    UsageError (of layers_of) where the model has no layers.
+    """
     layers = layers_of(flow)
+    paths = {f"{layers.path}.{k}": k for k in range(layers.depth)}
+    within = re.compile(rf"{re.escape(layers.path)}\.(\d+)\.")
+    paths |= {path: int(found.group(1)) if (found := within.match(path)) else ROOT for path in inner}
     requiring = flow.requiring(trained(flow), ())
     inside: dict[str, list[int]] = defaultdict(list)
     for position, phase in enumerate(flow.phase):
-        inside[phase].append(position)
-    forwards = [phase for phase in inside if phase.endswith("forward")]
-    found = []
-    for phase in forwards:
+        if not flow.ops[position].opcode.startswith("memir."):
+            inside[phase].append(position)
+    found_passes = []
+    for phase in [phase for phase in inside if phase.endswith("forward")]:
         backward = phase.removesuffix("forward") + "backward"
-        found.append(_pass(flow, layers, requiring, phase, inside[phase], backward, inside.get(backward, [])))
-    return tuple(found)
+        run = inside.get(backward, [])
+        calls = _calls(flow, paths, requiring, inside[phase], run)
+        found_passes.append(Pass(phase, backward if run else "", calls, run[-1] if run else inside[phase][-1]))
+    return tuple(found_passes)
 
 
-def _pass(
-    flow: Flow, layers: Layers, requiring: set[int], phase: str, forward: list[int], name: str, backward: list[int]
-) -> Pass:
-    within = re.compile(rf"{re.escape(layers.path)}\.(\d+)(?:\.|$)")
-    own = [p for p in forward if not flow.ops[p].opcode.startswith("memir.")]
-    modules = [p for p in own if flow.ops[p].path or flow.ops[p].source] or own  # the loop's own operators have no line
-    places: dict[int, list[int]] = defaultdict(list)
-    for position in modules:
-        match = within.match(flow.ops[position].path)
-        if match:
-            places[int(match.group(1))].append(position)
-    order = sorted(places, key=lambda layer: places[layer][0])
-    for before, after in pairwise(order):
+def _calls(
+    flow: Flow, paths: Mapping[str, int], requiring: set[int], forward: list[int], backward: list[int]
+) -> tuple[Call, ...]:
+    modules = [p for p in forward if flow.ops[p].path or flow.ops[p].source] or forward  # the loop's own have no line
+    places, differentiated = _within(flow, paths, modules), _within(flow, paths, backward)
+    order = sorted(places, key=lambda path: (places[path][0], len(path)))
+    layers = [path for path in order if path.rpartition(".")[2].isdigit() and paths[path] != ROOT]
+    for before, after in pairwise(path for path in layers if not any(path.startswith(f"{other}.") for other in layers)):
         if places[before][-1] > places[after][0]:
-            raise InconclusiveError("two layers run at the same time", where=f"@{layers.path}.{before}")
-    run = [p for p in backward if not flow.ops[p].opcode.startswith("memir.")]
-    differentiated = _differentiated(flow, run, within)
+            raise InconclusiveError("two layers run at the same time", where=f"@{before}")
     last = modules[-1]
-    begun = next((p for p in run if _is_inside(flow, p, last)), None)
-    calls = [Call(ROOT, modules[0], last, begun, None)]
-    for layer in order:
-        first, final = places[layer][0], places[layer][-1]
-        of_layer = differentiated.get(layer, [])
-        if not of_layer:
-            calls.append(Call(layer, first, final, None, None))
-            continue
-        needs = _input_needs_gradient(flow, requiring, places[layer], of_layer)
-        calls.append(Call(layer, first, final, of_layer[0], of_layer[-1] if needs else None))
-    end = run[-1] if run else forward[-1]
-    return Pass(phase, name if run else "", tuple(calls), end)
+    calls = [Call("", ROOT, modules[0], last, next((p for p in backward if _is_inside(flow, p, last)), None), None, None)]
+    for path in order:
+        first, final = places[path][0], places[path][-1]
+        run = differentiated.get(path, [])
+        needs = bool(run) and _input_needs_gradient(flow, requiring, places[path], run)
+        through = run[-1] if run else None
+        begun = run[0] if run else None
+        calls.append(Call(path, paths[path], first, final, begun, through if needs else None, through))
+    return tuple(calls)
 
 
-def _differentiated(flow: Flow, backward: list[int], within: re.Pattern[str]) -> dict[int, list[int]]:
-    """Layer -> the operators of a backward that differentiate it, or run it again."""
-    found: dict[int, list[int]] = defaultdict(list)
-    for position in backward:
-        match = within.match(flow.ops[position].path)
-        if match:
-            found[int(match.group(1))].append(position)
+def _within(flow: Flow, paths: Mapping[str, int], positions: Sequence[int]) -> dict[str, list[int]]:
+    """Unit -> the operators that run in its module, or differentiate it, or run it again."""
+    found: dict[str, list[int]] = defaultdict(list)
+    for position in positions:
+        path = flow.ops[position].path
+        while path:
+            if path in paths:
+                found[path].append(position)
+            path = path.rpartition(".")[0]
     return found
 
 

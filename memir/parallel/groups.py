@@ -7,7 +7,7 @@ from dataclasses import dataclass, field, replace
 
 from memir.errors import InconclusiveError
 from memir.ir.core import Kind, Program, Storage, Value
-from memir.ir.size import Size
+from memir.ir.size import ZERO, Size
 from memir.parallel.edit import Edit
 from memir.parallel.shards import Chunk, Shard, chunk_of
 from memir.parallel.units import ROOT, units_of
@@ -21,6 +21,7 @@ class Member:
     chunk: Chunk
     value: Value  # before the step, as traced
     gradient: str | None  # the storage of its whole gradient; None: frozen
+    offset: Size = ZERO  # in a flat parameter, elements
 
     @property
     def parameter(self) -> str:
@@ -32,8 +33,8 @@ class Member:
 class Group:
     """FSDPParamGroup: the parameters of a unit, and their state."""
 
-    layer: int
-    path: str
+    path: str  # of the module, "" for the root
+    layer: int  # that it is or lies in, or ROOT
     members: tuple[Member, ...]
     pending: str = ""  # the storage of an all-gather that nobody has waited for
     gathers: int = 0  # how often it was gathered in the step
@@ -46,27 +47,42 @@ class Group:
 
     def buffer(self, what: str) -> str:
         """The name of one of its storages: `layers.*.all_gather[3]`, or `all_gather` of the root."""
-        if self.layer == ROOT:
-            return what
-        head, _, number = self.path.rpartition(".")
-        return f"{head}.*.{what}[{number}]"
+        parts = self.path.split(".")
+        if self.layer == ROOT or str(self.layer) not in parts:
+            return f"{self.path}.{what}" if self.path else what
+        at = parts.index(str(self.layer))
+        return ".".join([*parts[:at], "*", *parts[at + 1 :], what]) + f"[{self.layer}]"
+
+    @property
+    def trained(self) -> list[Member]:
+        """The members that have a gradient."""
+        return [m for m in self.members if m.gradient is not None]
 
 
-def groups_of(flow: Flow, degree: Size, rank: int) -> dict[int, Group]:
-    """Layer, or ROOT, to its group. UsageError, InconclusiveError: a parameter that FSDP does not shard."""
-    values: dict[str, Value] = {}
-    for value in flow.program.values:
-        values.setdefault(value.storage, value)
-    gradients = {s.of: s.name for s in flow.program.storages if s.kind == Kind.GRADIENT and s.name in flow.born}
+def groups_of(flow: Flow, degree: Size, rank: int) -> dict[str, Group]:
+    """A unit's path to its group. UsageError, InconclusiveError: a parameter that FSDP does not shard."""
+    values = tensors_of(flow)
+    gradients = gradient_storages(flow)
     return {
-        unit.layer: Group(unit.layer, unit.path, tuple(_member(s, values, gradients, degree, rank) for s in unit.parameters))
+        unit.path: Group(unit.path, unit.layer, tuple(_member(s, values, gradients, degree, rank) for s in unit.parameters))
         for unit in units_of(flow)
     }
 
 
-def _member(
-    storage: Storage, values: Mapping[str, Value], gradients: Mapping[str | None, str], degree: Size, rank: int
-) -> Member:
+def tensors_of(flow: Flow) -> dict[str, Value]:
+    """A storage to its first tensor before the step."""
+    values: dict[str, Value] = {}
+    for value in flow.program.values:
+        values.setdefault(value.storage, value)
+    return values
+
+
+def gradient_storages(flow: Flow) -> dict[str, str]:
+    """A parameter's storage to that of the gradient that the step makes."""
+    return {s.of: s.name for s in flow.program.storages if s.kind == Kind.GRADIENT and s.of and s.name in flow.born}
+
+
+def _member(storage: Storage, values: Mapping[str, Value], gradients: Mapping[str, str], degree: Size, rank: int) -> Member:
     value = values.get(storage.name)
     if value is None:
         raise InconclusiveError("a parameter has no tensor before the step", where=storage.name)
@@ -85,7 +101,7 @@ def trained_dtype(program: Program) -> str:
 
 
 def shards_of(
-    groups: Mapping[int, Group], gradients: Mapping[str, Value], dtype_of: Callable[[Value], str], device: str
+    groups: Mapping[str, Group], gradients: Mapping[str, Value], dtype_of: Callable[[Value], str], device: str
 ) -> list[Shard]:
     """The parameters' shards, with their gradients, for `shard_states`."""
     return [
@@ -95,7 +111,7 @@ def shards_of(
     ]
 
 
-def sharded_gradients(edit: Edit, groups: Mapping[int, Group]) -> None:
+def sharded_gradients(edit: Edit, groups: Mapping[str, Group]) -> None:
     """The sharded gradients of a group, one storage, die with the last of them; those of the step before too.
 
     With zero_grad first a rank's gradients of the step before are alive at the start, as many bytes as the step leaves.

@@ -14,7 +14,7 @@ from memir.recipe import Recipe
 from memir.runtime.ranks import real_ranks
 
 LLAMA = {"dim": "128", "n_layers": "5", "n_heads": "4", "n_kv_heads": "2", "hidden_dim": "344", "vocab_size": "1000"}
-ODD = {**LLAMA, "dim": "60", "n_layers": "4", "hidden_dim": "177", "vocab_size": "1001"}
+ODD = {**LLAMA, "dim": "60", "n_layers": "4", "n_heads": "5", "n_kv_heads": "1", "hidden_dim": "177", "vocab_size": "1001"}
 BATCH, SEQ = 2, 64
 
 
