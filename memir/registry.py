@@ -21,6 +21,7 @@ PASSES: Mapping[str, str] = MappingProxyType(
         "data-parallel": "memir.passes.data_parallel:DataParallel",
         "freeze": "memir.passes.freeze:Freeze",
         "fsdp": "memir.passes.fsdp:Fsdp",
+        "fsdp1": "memir.passes.fsdp1:Fsdp1",
         "lifetimes": "memir.passes.lifetimes:Lifetimes",
         "pipeline-parallel": "memir.passes.pipeline_parallel:PipelineParallel",
         "tensor-parallel": "memir.passes.tensor_parallel:TensorParallel",

@@ -17,7 +17,7 @@ from memir.parallel.calls import passes_of
 from memir.parallel.edit import Edit
 from memir.parallel.fully_shard import Runtime
 from memir.parallel.groups import groups_of, sharded_gradients, shards_of, trained_dtype
-from memir.parallel.mesh import check_axis
+from memir.parallel.mesh import check_axis, check_rank
 from memir.parallel.policy import Policy
 from memir.parallel.shards import shard_states
 from memir.rewrite.depths import lifted
@@ -51,6 +51,8 @@ class Fsdp:
         """The step of one rank; unchanged for degree 1. UsageError, InconclusiveError: what cannot be done."""
         if self.degree.is_constant and not check_axis(program, self.name, self.degree.constant):
             return program
+        if self.degree.is_constant:
+            check_rank(self.name, self.rank, self.degree.constant * self.replicate)
         policy = self._policy(program)
         program = replace(program, dims=(*program.dims, *sorted(self.degree.symbols() - set(program.dims))))
         if has_repeats(program):
@@ -102,7 +104,8 @@ class Fsdp:
 
     def _flat(self, program: Program, policy: Policy) -> tuple[Program, list[int]]:
         edit = Edit(Flow(program))
-        groups = groups_of(edit.flow, policy.degree, self.rank)
+        rank = self.rank % self.degree.constant if self.degree.is_constant else self.rank  # the groups are the outer axis
+        groups = groups_of(edit.flow, policy.degree, rank)
         runtime = Runtime(edit, groups, policy)
         runtime.run(passes_of(edit.flow))
         sharded_gradients(edit, groups)

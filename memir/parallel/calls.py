@@ -35,6 +35,8 @@ class Call:
     pre_backward: int | None
     post_backward: int | None
     through: int | None
+    again: tuple[int, int] | None = None  # where a checkpoint runs it again, first and last operator
+    differentiated: int | None = None  # the first operator of its backward that is not of that
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,7 +90,10 @@ def _calls(
         needs = bool(run) and _input_needs_gradient(flow, requiring, places[path], run)
         through = run[-1] if run else None
         begun = run[0] if run else None
-        calls.append(Call(path, paths[path], first, final, begun, through if needs else None, through))
+        repeated = _again(flow, run)
+        again = (repeated[0], repeated[-1]) if repeated else None
+        other = run[len(repeated)] if len(repeated) < len(run) else None
+        calls.append(Call(path, paths[path], first, final, begun, through if needs else None, through, again, other))
     return tuple(calls)
 
 
@@ -102,6 +107,24 @@ def _within(flow: Flow, paths: Mapping[str, int], positions: Sequence[int]) -> d
                 found[path].append(position)
             path = path.rpartition(".")[0]
     return found
+
+
+def _again(flow: Flow, run: Sequence[int]) -> Sequence[int]:
+    """The operators that begin a layer's backward and are those of its forward, in that order: a checkpoint runs it again.
+
+    (Flow.repeated has those of which something is needed.)
+    """
+    if not any(flow.repeated[p] for p in run):
+        return ()
+    last = max(count for count, p in enumerate(run) if flow.repeated[p])
+    before = flow.made.get(flow.ops[run[last]].forward_of or "", -1)
+    for count, position in enumerate(run[last + 1 :], last + 1):  # the last ones are read by nothing
+        op = flow.ops[position]
+        forward = flow.made.get(op.forward_of or "", -1)
+        if forward <= before or flow.ops[forward].opcode != op.opcode:
+            return run[:count]
+        before = forward
+    return run
 
 
 def _is_inside(flow: Flow, position: int, last: int) -> bool:

@@ -96,6 +96,8 @@ class Edit:
             if not phases or phases[-1][0] != phase:
                 phases.append((phase, []))
             own = self.ops.get(position, flow.ops[position])
+            if own is not None and own.opcode == "memir.free" and not own.frees:
+                own = None  # all that it freed dies elsewhere now
             here = [*self.ahead.get(position, ()), *([] if own is None else [own]), *self.behind.get(position, ())]
             phases[-1][1].extend(here)
             origins += [position] * len(here)

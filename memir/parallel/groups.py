@@ -111,38 +111,42 @@ def shards_of(
     ]
 
 
-def sharded_gradients(edit: Edit, groups: Mapping[str, Group]) -> None:
+BEFORE = "sharded_grad.before"  # what the sharded gradients of the step before are called
+
+
+def sharded_gradients(edit: Edit, groups: Mapping[str, Group], *, kept: bool = False) -> None:
     """The sharded gradients of a group, one storage, die with the last of them; those of the step before too.
 
-    With zero_grad first a rank's gradients of the step before are alive at the start, as many bytes as the step leaves.
+    With zero_grad first a rank's gradients of the step before are alive at the start, as many bytes as the step leaves. With
+    `kept` they live until the next step in any case, and who calls this frees those of the step before.
     """
     storages = {s.name: s for s in edit.flow.program.storages}
     for group in groups.values():
         trained = {m.parameter: m.gradient for m in group.members if m.gradient is not None}
         if not trained:
             continue
-        kept = {storages[name].live_out for name in trained.values()}
+        living = {storages[name].live_out for name in trained.values()}
         before = [s.name for s in storages.values() if s.kind == Kind.GRADIENT and s.live_in and s.of in trained]
-        if len(kept) != 1 or (before and len(before) != len(trained)):
+        if len(living) != 1 or (before and len(before) != len(trained)):
             raise InconclusiveError("some gradients of a unit outlive the step and some do not", where=f"@{group.path}")
         new = edit.storage(group.output)
-        _end(edit, new.name, trained.values())
+        _end(edit, "" if kept else new.name, trained.values())
         for name in trained.values():
             edit.storages[name] = replace(storages[name], live_out=False)
-        if kept.pop():
+        if kept or living.pop():
             edit.storages[new.name] = replace(new, live_out=True)
-        if before:
-            old = edit.declare(replace(new, name=group.buffer("sharded_grad.before"), live_in=True))
-            _end(edit, old, before)
+        if kept or before:
+            old = edit.declare(replace(new, name=group.buffer(BEFORE), live_in=True))
+            _end(edit, "" if kept else old, before)
             for name in before:
                 edit.forget(name)
                 edit.values.update({v.name: None for v in edit.flow.program.values if v.storage == name})
 
 
 def _end(edit: Edit, storage: str, parts: Iterable[str]) -> None:
-    """The storage dies where the last of those died that it stands for."""
+    """The storage, if it is given, dies where the last of those died that it stands for."""
     ends = [edit.take_free(name) for name in parts]
     last = max((end for end in ends if end is not None), default=None)
-    if last is not None:
+    if storage and last is not None:
         op = edit.op(last)
         edit.put(last, replace(op, frees=(*op.frees, storage)))

@@ -54,8 +54,9 @@ class Hooks:
         group = self.groups.get(call.path) or Group(call.path, call.layer, ())
         hooks[call.first, False].append(lambda: self.pre_forward(group))
         hooks[call.last, True].insert(0, lambda: self.post_forward(group))
-        if call.pre_backward is not None:
-            hooks[call.pre_backward, False].append(lambda: self.pre_backward(group))
+        begun = self.begin_of_backward(call)
+        if begun is not None:
+            hooks[begun, False].append(lambda: self.pre_backward(group))
         end = self.end_of_backward(group, call, one)
         if end is not None:
             hooks[end, True].insert(0, lambda: self.post_backward(group))
@@ -70,6 +71,10 @@ class Hooks:
                 raise InconclusiveError("a parameter has no gradient of its own shape in this backward", where=member.parameter)
             found.append(part.value)
         return found
+
+    def begin_of_backward(self, call: Call) -> int | None:
+        """The operator ahead of which the unit's pre_backward runs; None: nothing is differentiated."""
+        return call.pre_backward
 
     def end_of_backward(self, group: Group, call: Call, one: Pass) -> int | None:
         """The operator behind which the unit's post_backward runs; None: it waits for the end of backward."""

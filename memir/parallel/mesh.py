@@ -18,6 +18,12 @@ def check_axis(program: Program, name: str, degree: int) -> bool:
     return True
 
 
+def check_rank(name: str, rank: int, ranks: int) -> None:
+    """UsageError where there is no such rank, counted from 0."""
+    if not 0 <= rank < ranks:
+        raise UsageError(f"{name}: there is no rank {rank} among {ranks}", hint=f"they are 0 to {ranks - 1}")
+
+
 def mesh_text(program: Program) -> str:
     """The axes in a line: `tensor-parallel 2 x fsdp 4`; empty for one rank."""
     return " x ".join(f"{axis} {degree}" for axis, degree in program.mesh)

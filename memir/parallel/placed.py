@@ -24,6 +24,7 @@ class Placed:
     stream: str = ""
     path: str = ""
     source: str = ""
+    scratch: Size = ZERO
 
     def op(self) -> Op:
         """As it is now."""
@@ -32,6 +33,7 @@ class Placed:
             self.operands,
             tuple(self.results),
             frees=tuple(self.frees),
+            scratch=self.scratch,
             stream=self.stream,
             path=self.path,
             source=self.source,

@@ -116,6 +116,8 @@ class _Sharding:
     def run(self) -> None:
         own: dict[str, Value] = {}
         for value in self.flow.program.values:
+            if self.edit.values.get(value.name, value) is None:
+                continue
             shard = self.shards.get(value.storage)
             if shard is not None and value.storage not in own:
                 own[value.storage] = self._like(value, shard, shard.dtype)
@@ -129,8 +131,9 @@ class _Sharding:
             self.edit.values[own[name].name] = own[name]
             self.edit.storages[name] = replace(self.edit.storage(name), nbytes=shard.nbytes, device=shard.device)
         for position, op in enumerate(self.flow.ops):
-            if in_optimizer(self.flow.phase[position]):
-                self._step(position, op, own)
+            now = self.edit.ops.get(position, op)  # an edit before may have taken it out, or members of its lists
+            if now is not None and in_optimizer(self.flow.phase[position]):
+                self._step(position, now, own)
 
     def _state(self, value: Value) -> None:
         """A state with the parameter's shape gets the shard's; one number stays."""
@@ -161,12 +164,12 @@ class _Sharding:
         if names:
             self.edit.rename(position, names)
         changed = [(self.before[o], self.now[o]) for o in op.operands if o in self.now]
-        changed = [(old, new) for old, new in changed if (old.shape, old.dtype) != (new.shape, new.dtype)]
+        changed = [(old, new) for old, new in changed if _kind(old) != _kind(new)]
         if not changed:
             return
         base = _base(op.opcode)
-        reshaped = any(old.shape != new.shape for old, new in changed)
-        if not reshaped or (base in _TO_ONE_NUMBER and all(r.shape == () for r in op.results)):
+        to_one = base in _TO_ONE_NUMBER and all(r.shape == () for r in op.results)
+        if to_one or all(old.shape == new.shape for old, new in changed):
             self._retype(position, op, {old.dtype: new.dtype for old, new in changed})
             return
         if base not in _ELEMENTWISE:
@@ -192,14 +195,13 @@ class _Sharding:
         return result
 
     def _retype(self, position: int, op: Op, dtypes: Mapping[str, str]) -> None:
-        """Results of unchanged shape, norms and what is made of them, get the type that the operands have now."""
-        for result in op.results:
-            dtype = dtypes.get(result.dtype, result.dtype)
-            if dtype == result.dtype:
-                continue
-            made = self.now[result.name] = replace(result, dtype=dtype)
-            if result.storage in self.flow.born:
-                self._settle(result.storage, made)
+        """Shapes stay: what is written in place lies where its operand does now, what is made gets the type of the operands."""
+        for number, result in enumerate(op.results):
+            made = self._result(op, number, result)
+            if made is result and dtypes.get(result.dtype, result.dtype) != result.dtype:
+                made = self.now[result.name] = replace(result, dtype=dtypes[result.dtype])
+                if result.storage in self.flow.born:
+                    self._settle(result.storage, made)
             self.edit.retype(position, {result.name: made})
 
     def _settle(self, storage: str, value: Value) -> None:
@@ -222,6 +224,10 @@ class _Sharding:
 def gradients_of(flow: Flow) -> dict[str, Storage]:
     """Parameter's storage -> its gradient's; parameters that are not trained have none."""
     return {s.of: s for s in flow.program.storages if s.kind == Kind.GRADIENT and s.of is not None}
+
+
+def _kind(value: Value) -> tuple[object, ...]:
+    return value.shape, value.dtype, value.storage
 
 
 def _base(opcode: str) -> str:

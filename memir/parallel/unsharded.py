@@ -11,6 +11,7 @@ from dataclasses import dataclass, field, replace
 
 from memir.errors import InconclusiveError
 from memir.ir.core import Value
+from memir.ir.size import ZERO, Size
 from memir.parallel.edit import Edit
 from memir.parallel.placed import Placed, suffixed
 
@@ -22,6 +23,7 @@ class Unsharded:
     edit: Edit
     parameters: Mapping[str, Value]
     storage: dict[str, str] = field(default_factory=dict)  # parameter -> the storage its data is in now
+    offset: dict[str, Size] = field(default_factory=dict)  # parameter -> where in that storage, elements
     copy_out: dict[str, Placed] = field(default_factory=dict)  # parameter -> what made that storage
     times: dict[str, int] = field(default_factory=dict)  # parameter -> how often it was gathered
     suffix: dict[str, str] = field(default_factory=dict)  # parameter -> what its storage's name and its views' end in
@@ -33,11 +35,15 @@ class Unsharded:
         self.values = {v.name: v for v in self.parameters.values()}
         self.values |= {r.name: r for op in self.edit.flow.ops for r in op.results if r.storage in self.parameters}
 
-    def gathered(self, parameter: str, copy_out: Placed) -> str:
-        """The parameter is whole from `copy_out` on, which gets the result; the storage's name, to be declared."""
+    def gathered(self, parameter: str, copy_out: Placed, storage: str = "", offset: Size = ZERO) -> str:
+        """The parameter is whole from `copy_out` on, which gets the result; the storage's name, to be declared.
+
+        With `storage` it lies in that one, `offset` elements from its start.
+        """
         count = self.times[parameter] = self.times.get(parameter, 0) + 1
         suffix = self.suffix[parameter] = f".unsharded.{count}" if count > 1 else ".unsharded"
-        name = suffixed(parameter, suffix)
+        name = storage or suffixed(parameter, suffix)
+        self.offset[parameter] = offset
         self.storage[parameter], self.copy_out[parameter] = name, copy_out
         self._again(parameter, self.parameters[parameter].name)
         return name
@@ -79,7 +85,7 @@ class Unsharded:
     def _placed(self, result: Value, position: int) -> Value:
         storage = self._where(result.storage, position)
         self.made_in[result.name] = storage
-        return replace(result, storage=storage)
+        return replace(result, storage=storage, offset=result.offset + self.offset[result.storage])
 
     def _now(self, operand: str, position: int) -> str:
         parameter = self.edit.flow.storage[operand]
@@ -92,8 +98,11 @@ class Unsharded:
         storage = self.storage[parameter]
         found = self.known.get((value, storage))
         if found is None:
+            old = self.values[value]
             found = self.known[value, storage] = suffixed(value, self.suffix[parameter])
-            self.copy_out[parameter].results.append(replace(self.values[value], name=found, storage=storage))
+            self.copy_out[parameter].results.append(
+                replace(old, name=found, storage=storage, offset=old.offset + self.offset[parameter])
+            )
         return found
 
     def _where(self, parameter: str, position: int) -> str:

