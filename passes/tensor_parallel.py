@@ -23,11 +23,13 @@ _LEAST = 4  # layers of the smallest sample that the lifted program is read off
 
 @dataclass(frozen=True, slots=True)
 class TensorParallel:
-    """`sequence`: norms and what lies between split products work on a part of the sequence (Korthikanti et al. 2022, arXiv
+    """`degree`: ranks, a number or a symbol (`degree=t`: the formulas have it, and the domain what it divides).
+
+    `sequence`: norms and what lies between split products work on a part of the sequence (Korthikanti et al. 2022, arXiv
     2205.05198, section 4.2.2; SequenceParallel). `loss`: logits stay split over the vocabulary (`loss_parallel`)."""
 
     name: ClassVar[str] = "tensor-parallel"
-    degree: int = 1
+    degree: Size | int = 1
     sequence: bool = False
     loss: bool = False
 
@@ -37,7 +39,8 @@ class TensorParallel:
         UsageError: a degree below 1, heads, a width or a vocabulary that does not divide by it. InconclusiveError: nothing to
         split, an operator without a dimension rule that meets a split tensor, layers that do not repeat.
         """
-        if not check_axis(program, self.name, self.degree):
+        degree = Size.of(self.degree)
+        if not check_axis(program, self.name, degree.constant if degree.is_constant else 2):
             return program
         if not has_repeats(program):
             return self._flat(program)[0]
@@ -54,9 +57,10 @@ class TensorParallel:
         new = lifted(program, rewrite, _LEAST)
         return replace(
             new,
+            dims=tuple(dict.fromkeys((*new.dims, *sorted(degree.symbols())))),
             domain=tuple(dict.fromkeys((*new.domain, *conditions))),
-            mesh=(*program.mesh, (self.name, Size.of(self.degree))),
+            mesh=(*program.mesh, (self.name, degree)),
         )
 
     def _flat(self, program: Program) -> tuple[Program, list[int]]:
-        return one_rank(program, self.degree, sequence=self.sequence, loss=self.loss)
+        return one_rank(program, Size.of(self.degree), sequence=self.sequence, loss=self.loss)

@@ -10,6 +10,7 @@ import memir
 from memir.api import program_of
 from memir.errors import InconclusiveError, UsageError
 from memir.ir.core import Kind, Program
+from memir.ir.size import Size
 from memir.ir.unroll import bind, unroll
 from memir.ir.verify import verify
 from memir.passes.activation_checkpoint import ActivationCheckpoint
@@ -92,6 +93,27 @@ def test_composes_with_checkpointing(llama: Program) -> None:
     both = ActivationCheckpoint().run(TensorParallel(2, sequence=True).run(llama))
     verify(both)
     assert memir.peak(both).evaluate(AT)[0] <= memir.peak(llama).evaluate(AT)[0]
+
+
+@pytest.mark.parametrize("options", [{}, {"sequence": True, "loss": True}])
+def test_symbolic_degree_is_the_numeric_one(llama: Program, options: dict[str, bool]) -> None:
+    symbolic = TensorParallel(Size.of("t"), **options).run(llama)
+    verify(symbolic)
+    assert {"t >= 2", "t divides 4", "t divides 8", "t divides 1024"} <= set(symbolic.domain)
+    for degree in (2, 4):
+        numeric = TensorParallel(degree, **options).run(llama)
+        assert memir.peak(symbolic).evaluate({**AT, "t": degree})[0] == memir.peak(numeric).evaluate(AT)[0]
+
+
+def test_weights_that_are_not_transposed() -> None:
+    """transformers' GPT-2 keeps them as [in, out]: backward takes views of what was saved."""
+    sets = {"n_embd": "32", "n_head": "4", "vocab_size": "96", "n_layer": "2", "resid_pdrop": "0.1"}
+    traced = memir.trace("gpt2", Recipe(target="cuda", optimizer_impl="foreach"), sets=sets, batch=2, seq=32)
+    for options in ({}, {"sequence": True, "loss": True}):
+        rank = TensorParallel(2, **options).run(traced.program)
+        verify(rank)
+        now = {s.name: s.nbytes for s in rank.storages}
+        assert now["transformer.h.0.attn.c_attn.weight"] == Size.of(32 * 3 * 32 * 2 // 2)
 
 
 def test_heads_that_do_not_divide(llama: Program) -> None:

@@ -35,6 +35,7 @@ class Case:
     by_depth: bool = False  # only what grows with the number of layers is compared
     differences: tuple[tuple[str, str], ...] = ()  # a term of derived - published, and what it is
     note: str = ""
+    parallel: str = ""  # passes of distributed methods, as `--parallel` takes them, over the step and its widths
 
     def expected(self) -> Size:
         """Derived less published, as it is accounted for."""
@@ -96,6 +97,42 @@ CASES = (
             "S of the layer that is traced is the rank's share, S/t. All-gather and reduce-scatter are written by hand: one "
             "repeats the share t times, the other keeps the first share."
         ),
+    ),
+    Case(
+        name="activations of a layer, tensor parallel by the pass",
+        source=f"{KORTHIKANTI}, equation 2",
+        published="10*B*S*h + 24*B*S*h*t^-1 + 5*B*S^2*a*t^-1",
+        target=MEGATRON,
+        of="layer",
+        symbols="B,S,h,f,a,t",
+        recipe=F16,
+        parallel="tensor-parallel{degree=t}",
+        replaced=(("f", "4*h"),),
+        differences=(("16*B*S", STATISTICS),),
+        note=(
+            "The layer of one GPU, made that of one of t ranks by memir's pass: which products are split how is derived from "
+            "the graph, and t stays a symbol. PyTorch's parallelize_module keeps what Megatron keeps."
+        ),
+    ),
+    Case(
+        name="activations of a layer, tensor and sequence parallel by the pass",
+        source=f"{KORTHIKANTI}, equation 4",
+        published="34*B*S*h*t^-1 + 5*B*S^2*a*t^-1",
+        target=MEGATRON,
+        of="layer",
+        symbols="B,S,h,f,a,t",
+        recipe=F16,
+        parallel="tensor-parallel{degree=t sequence}",
+        replaced=(("f", "4*h"),),
+        differences=(
+            ("16*B*S*t^-1", STATISTICS),
+            (
+                "4*B*S*h - 4*B*S*h*t^-1",
+                "PyTorch saves the inputs of qkv and up as they were gathered, 2*B*S*h each; Megatron saves the rank's share "
+                "of them and gathers it once more in the backward (section 4.2.2)",
+            ),
+        ),
+        note="The same with norms, dropout and residuals on a part of the sequence.",
     ),
     Case(
         name="states of mixed-precision Adam, 16 bytes a parameter",

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from benchmarks.published_formulas.cases import Case
 from memir.api import wide_step
@@ -11,6 +11,7 @@ from memir.derivation.step import shown
 from memir.derivation.terms import Term
 from memir.ir.size import Size
 from memir.ir.sizetext import parse_size
+from memir.pipeline import Pipeline
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,6 +33,9 @@ class Result:
 def derive(case: Case) -> Result:
     """Traces the case's target."""
     step = wide_step(case.target, case.recipe, sets=dict(case.sets))
+    if case.parallel:
+        program = Pipeline.parse(case.parallel).run(step.program)
+        step = replace(step, program=program, env={**step.env, **dict.fromkeys(set(program.dims) - set(step.program.dims), 2)})
     over = shown(step, tuple(case.symbols.split(",")))
     quantity = Derivation(over, elements=case.elements).quantity(case.of)
     (part,) = quantity.parts

@@ -56,9 +56,10 @@ def _section(result: Result) -> list[str]:
     sets = "".join(f" --set {name}={value}" for name, value in case.sets)
     lines = [f"## {case.name[0].upper()}{case.name[1:]}", "", f"{case.source}.", ""]
     lines += [f"Published `{case.published.replace('^', '**')}`, derived `{_text(result.derived)}`", ""]
+    rewritten = f", rewritten by `{case.parallel}`" if case.parallel else ""
     lines += [
-        f"from `{case.target}{sets}` ({recipe}), `--of {case.of}`; a fresh trace at {result.verified_at}",
-        "is the same to the byte.",
+        f"from `{case.target}{sets}` ({recipe}){rewritten}, `--of {case.of}`; a fresh trace at {result.verified_at}",
+        f"is the same to the byte{', before it is rewritten' if case.parallel else ''}.",
         "",
     ]
     lines += [f"{case.note}", ""] if case.note else []

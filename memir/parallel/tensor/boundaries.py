@@ -128,6 +128,9 @@ class _Marking:
         for position in inside:
             self.edit.rename(position, {value: mark.results[0].name})
             self._move(position, old, new, results=True, saves=True)
+        backward = {p for linear in group for p in self.flow.group.get(self._node_name(linear), ())}
+        for position in backward & set(self.mentions[old]):
+            self._move(position, old, new, results=True)  # views of what was saved
         self.edit.before(first, mark)
         savers = [p for p in flow.savers.get(old, ()) if p not in inside]
         python = self._python_end(old, first)

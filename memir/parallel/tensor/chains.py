@@ -40,6 +40,7 @@ class Lookup:
     position: int
     weight: str
     table: str  # the value that it reads, [vocabulary, width]
+    result: str  # the value that it makes
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,7 +85,7 @@ def plan_of(graph: Graph) -> Plan:
             "no matrix products chain: there is nothing to split", where=f"program @{graph.flow.program.name}"
         )
     lookups = tuple(
-        Lookup(p, weight, op.operands[0])
+        Lookup(p, weight, op.operands[0], op.results[0].name)
         for p, op in enumerate(graph.flow.ops)
         if graph.flow.is_forward(p)
         and base_name(op.opcode) == "embedding"

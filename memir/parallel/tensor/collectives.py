@@ -50,7 +50,7 @@ def _reduce_scatter(state: Placed, mark: Op, source: Value, dim: int) -> list[Op
     if dim == 0:
         return [replace(mark, opcode="_c10d_functional.reduce_scatter_tensor")]
     views, pieces = _pieces(state, source, dim, plain)
-    shape = (Size.of(state.local.degree) * result.shape[0], *result.shape[1:])
+    shape = (state.local.degree * result.shape[0], *result.shape[1:])
     joined = _value(state.edit, result, ".joined", shape)
     join_op = replace(plain, opcode="aten.cat", operands=pieces, results=(joined,))
     last = replace(mark, opcode="_c10d_functional.reduce_scatter_tensor", operands=(joined.name,))
@@ -61,7 +61,7 @@ def _all_gather(state: Placed, mark: Op, source: Value, dim: int) -> list[Op]:
     result, plain = mark.results[0], _plain(mark)
     if all(extent is ONE for extent in source.shape[:dim]):
         return [replace(mark, opcode="_c10d_functional.all_gather_into_tensor")]
-    shape = (Size.of(state.local.degree) * source.shape[0], *source.shape[1:])
+    shape = (state.local.degree * source.shape[0], *source.shape[1:])
     gathered = _value(state.edit, result, ".gathered", shape)
     first = replace(plain, opcode="_c10d_functional.all_gather_into_tensor", operands=mark.operands, results=(gathered,))
     views, pieces = _pieces(state, gathered, 0, plain)
@@ -79,7 +79,8 @@ def _pieces(state: Placed, source: Value, dim: int, plain: Op) -> tuple[Op, tupl
     shape = (*source.shape[:dim], extent, *source.shape[dim + 1 :])
     base = plain.results[0].name
     views = []
-    for rank in range(state.local.degree):
+    degree = state.local.degree
+    for rank in range(degree.constant if degree.is_constant else 1):  # of a symbolic number of pieces the first stands for all
         name = suffixed(base, f".piece{rank}")
         offset = source.offset + rank * extent * source.strides[dim]
         views.append(replace(source, name=name, shape=shape, offset=offset))

@@ -16,11 +16,11 @@ from memir.parallel.tensor.walk import Graph
 
 @dataclass(slots=True)
 class Local:
-    """One of `degree` ranks' part of every value that has one; torch.chunk's first piece where a symbol is divided."""
+    """One of `degree` ranks' part of every value that has one."""
 
     graph: Graph
     parts: Mapping[str, Part]
-    degree: int
+    degree: Size
     first: dict[str, Value] = field(default_factory=dict)  # storage -> the value that allocates it, or is there before
 
     def __post_init__(self) -> None:
@@ -28,12 +28,15 @@ class Local:
             self.first.setdefault(value.storage, value)
 
     def piece(self, extent: Size) -> Size:
-        """A rank's share of an extent. UsageError where the extent is a number and does not divide."""
-        if not extent.is_constant:
-            return ceil_div(extent, self.degree)
-        if extent.constant % self.degree:
-            raise UsageError(f"{extent.constant} does not divide by degree {self.degree}")
-        return Size.of(extent.constant // self.degree)
+        """A rank's share of an extent: over the degree where that is a symbol. UsageError for a number that does not divide."""
+        if not self.degree.is_constant:
+            return extent * self.degree**-1
+        degree = self.degree.constant
+        if all(coefficient % degree == 0 for _, coefficient in extent.terms):
+            return extent.exact_div(degree)
+        if extent.is_constant:
+            raise UsageError(f"tensor-parallel: {extent} does not divide by degree {degree}")
+        return ceil_div(extent, degree)
 
     def extent(self, value: Value, part: Part) -> Size:
         """A rank's extent of the dimension that has the part."""

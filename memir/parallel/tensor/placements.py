@@ -36,7 +36,7 @@ class Placed:
         self.edit = Edit(self.graph.flow)
 
 
-def placed(marks: Marked, plan: Plan, degree: int, *, sequence: bool, loss: bool) -> Placed:
+def placed(marks: Marked, plan: Plan, degree: Size, *, sequence: bool, loss: bool) -> Placed:
     """Follows every division. InconclusiveError names the operator that has no dimension rule, or needs a dimension whole."""
     graph = Graph(Flow(marks.program))
     flow = graph.flow
@@ -60,13 +60,27 @@ def placed(marks: Marked, plan: Plan, degree: int, *, sequence: bool, loss: bool
             for p, op in enumerate(flow.ops)
             if op.opcode == MARK and flow.is_forward(p) and op.operands[0] in partial
         ]
-        more = [(v.name, Part(1)) for v in marks_of_sums if len(v.shape) == 3]
+        tokens = _tokens(graph, plan)
+        more = [(v.name, Part(dim)) for v in marks_of_sums if (dim := _sequence_dim(v, tokens)) is not None]
         whole = walk(graph, [*seeds, *more], crosses)
         _check(graph, whole)
         divided = frozenset(name for name in whole.parts if name not in reach.parts)
         reach = whole
     reach.partial = {name: reach.partial.get(name, -1) for name in _partial(graph, reach)}
     return Placed(graph, Local(graph, reach.parts, degree), reach, divided)
+
+
+def _tokens(graph: Graph, plan: Plan) -> Size | None:
+    """Tokens in a sequence: token ids are [B, S]. None without a lookup."""
+    ids = (graph.values[graph.flow.ops[graph.flow.made[x.result]].operands[1]] for x in plan.lookups)
+    return next((v.shape[1] for v in ids if len(v.shape) == 2), None)
+
+
+def _sequence_dim(value: Value, tokens: Size | None) -> int | None:
+    """The dimension of [B, S, D] or [S, B, D] that has the tokens of a sequence; None for another tensor."""
+    if len(value.shape) != 3:
+        return None
+    return next((dim for dim in (1, 0) if value.shape[dim] == tokens), None)
 
 
 def _check(graph: Graph, reach: Reach) -> None:
