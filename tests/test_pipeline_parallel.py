@@ -107,7 +107,7 @@ def test_schedules_are_those_of_pytorch() -> None:
     from torch.distributed.pipelining import schedules as torchs
 
     def listed(theirs: Any) -> list[tuple[str, int, int]]:
-        kinds = {torchs.FORWARD: "F", torchs.FULL_BACKWARD: "B"}
+        kinds = {torchs.FORWARD: "F", torchs.FULL_BACKWARD: "B", torchs.BACKWARD_INPUT: "I", torchs.BACKWARD_WEIGHT: "W"}
         return [
             (kinds[a.computation_type], a.stage_index, a.microbatch_index)
             for a in theirs
@@ -129,6 +129,33 @@ def test_schedules_are_those_of_pytorch() -> None:
         for rank in range(degree):
             mine = [(a.kind, a.stage, a.micro) for a in actions("interleaved-1f1b", rank, degree, a_rank, many)]
             assert mine == listed(several._calculate_single_rank_operations(rank))
+    for degree, a_rank, many in ((2, 2, 2), (2, 2, 6), (4, 2, 8), (4, 3, 4), (2, 3, 3)):
+        bubbles = torchs.ScheduleInterleavedZeroBubble.__new__(torchs.ScheduleInterleavedZeroBubble)
+        bubbles.n_local_stages, bubbles.pp_group_size, bubbles._n_microbatches = a_rank, degree, many
+        bubbles.microbatches_per_round = many // max(1, many // degree)
+        for rank in range(degree):
+            mine = [(a.kind, a.stage, a.micro) for a in actions("zero-bubble", rank, degree, a_rank, many)]
+            assert mine == listed(bubbles._calculate_single_rank_operations(rank))
+
+
+def test_a_split_backward_makes_the_same_gradients_and_keeps_the_gradients_of_inputs(tiny: Program) -> None:
+    """Of a stage's two parts: all parameters' gradients once a micro-batch, and what went back stays until the next step."""
+    options: dict[str, Any] = {"degree": 2, "stage": 1, "microbatches": 2, "a_rank": 1}
+    whole = PipelineParallel(**options, schedule="interleaved-1f1b").run(tiny)
+    split = PipelineParallel(**options, schedule="zero-bubble").run(tiny)
+    verify(split)
+
+    def computed(program: Program) -> Counter[str]:
+        return Counter(op.opcode for _, op in program.ops() if not op.opcode.startswith("memir."))
+
+    assert computed(whole) == computed(split)
+    assert {p.name.rpartition(".")[0].rpartition(".")[2] for p in split.phases if p.name.endswith("backward")} == {
+        "input",
+        "weight",
+    }
+    env = {"B": 2, "S": 8}
+    sent = 2 * 16 * 16  # two micro-batches' gradients of [B, S, 4]
+    assert timeline(split).evaluate(env).start - timeline(whole).evaluate(env).start == sent
 
 
 def test_every_stage_of_a_pipeline() -> None:

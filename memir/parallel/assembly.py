@@ -42,6 +42,7 @@ class Assembly:
     names: dict[tuple[int, int], Names] = field(default_factory=dict)  # by stage and micro-batch
     gradients: dict[str, Value] = field(default_factory=dict)  # a gradient's storage -> the tensor that it is
     outputs: list[Value] = field(default_factory=list)  # of the last stage
+    carried: list[str] = field(default_factory=list)  # storages that the next step lets go as it begins
 
     def numbered(self, stage: int, micro: int, name: str) -> str:
         """The name of what a micro-batch has for itself."""

@@ -36,6 +36,7 @@ def finish(assembly: Assembly, run: Run) -> None:
     run.end()
     if assembly.outputs and plan.outputs:
         _join(assembly, end)
+    _carry(assembly)
     ops = assembly.phases[-1][1]
     if not ops[0].frees:
         del ops[0]
@@ -51,13 +52,18 @@ def _join(assembly: Assembly, end: int) -> None:
     whole = Value("outputs", first.dtype, shape, contiguous(shape), ZERO, "outputs")
     assembly.storages["outputs"] = Storage("outputs", product(shape) * ITEMSIZE[first.dtype], Kind.ACTIVATION)
     assembly.emit(Op("aten.cat", tuple(o.name for o in assembly.outputs), (whole,), frees=("outputs",)), end)
+    assembly.carried += [o.storage for o in assembly.outputs]
+
+
+def _carry(assembly: Assembly) -> None:
+    """What stays until the next step begins: this step lets go of the last one's (`clear_runtime_states`)."""
     old = []
-    for output in assembly.outputs:
-        storage = replace(assembly.storages[output.storage], live_out=True)
-        assembly.storages[output.storage] = storage
-        old.append(f"{output.storage}/before")
-        assembly.storages[old[-1]] = Storage(old[-1], storage.nbytes, Kind.ACTIVATION, live_in=True)
-    assembly.emit_first(Op("memir.free", frees=tuple(old), source="clear_runtime_states"))
+    for name in assembly.carried:
+        assembly.storages[name] = replace(assembly.storages[name], kind=Kind.ACTIVATION, live_out=True)
+        old.append(f"{name}/before")
+        assembly.storages[old[-1]] = replace(assembly.storages[name], name=old[-1], live_in=True, live_out=False)
+    if old:
+        assembly.emit_first(Op("memir.free", frees=tuple(old), source="clear_runtime_states"))
 
 
 def append_optimizer(assembly: Assembly, rest: Program, origins: Sequence[int]) -> None:

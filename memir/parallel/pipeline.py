@@ -7,7 +7,7 @@ stays, a later one is added to it and dies. The engine adds into a gradient only
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 
 from memir.errors import InconclusiveError, UsageError
 from memir.ir.core import Kind, Op, Phase, Program, Storage, Value
@@ -16,7 +16,9 @@ from memir.ir.size import ZERO
 from memir.parallel.assembly import Assembly, Plan
 from memir.parallel.finish import append_optimizer, finish
 from memir.parallel.holding import RUNNING, Holding
+from memir.parallel.last_stage import end_of_model, logits, loss_of
 from memir.parallel.running import Run
+from memir.parallel.split_backward import SplitBackward, split_backward
 from memir.parallel.stages import Stage, Stages, rename, without_parameters
 from memir.parallel.standing import RECEIVED_GRADIENT, declare
 from memir.rewrite.flow import Flow, in_place
@@ -66,6 +68,7 @@ class _Rank:
 
     assembly: Assembly
     holding: Holding
+    splits: dict[int, SplitBackward] = field(default_factory=dict)
 
     def is_last(self, stage: int) -> bool:
         """Whether it has head and loss."""
@@ -79,11 +82,11 @@ class _Rank:
         """Runs a forward up to the stage's output; its storage."""
         assembly = self.assembly
         part = assembly.mine[stage]
-        output = self._logits(part) if self.is_last(stage) else part.leaves[0]
+        output = logits(self.assembly.stages, part) if self.is_last(stage) else part.leaves[0]
         assembly.begin(f"stage{stage}.micro{micro}.forward")
         values, storages = assembly.names_of(stage, micro)
         self._receive(part.enters, values, part.origins[0])
-        end = self._end_of_model(part) if self.is_last(stage) else len(part.forward)
+        end = end_of_model(self.assembly.stages, part) if self.is_last(stage) else len(part.forward)
         for op, origin in zip(part.forward[:end], part.origins[0][:end], strict=True):
             if op.opcode == "memir.free" and op.frees and all(map(assembly.lives_in, op.frees)):
                 if micro == 0 and stage == assembly.plan.stages[0]:  # zero_grad, before the first forward
@@ -102,8 +105,8 @@ class _Rank:
         """Runs the loss on the last stage's output."""
         part = self.assembly.mine[stage]
         storages = self.assembly.names_of(stage, micro)[1]
-        loss = self._loss(part)
-        end = self._end_of_model(part)
+        loss = loss_of(self.assembly.stages, part)
+        end = end_of_model(self.assembly.stages, part)
         for op, origin in zip(part.forward[end:], part.origins[0][end:], strict=True):
             self._run(part, stage, micro, op, origin, set(loss))
         self.holding.append("losses", (storages[name] for name in loss))
@@ -128,6 +131,55 @@ class _Rank:
         self._send(part.returned, values, part.origins[1])
         made = storages[part.returned[0].storage] if part.returned else ""
         return (made,) if self.holding.follows(made) else ()
+
+    def backward_input(self, stage: int, micro: int) -> None:
+        """Runs the backward of a stage's input; the gradient stays with the buffer until the next step."""
+        assembly = self.assembly
+        part = assembly.mine[stage]
+        if not part.returned:
+            return
+        split = self._split(stage)
+        assembly.begin(f"stage{stage}.micro{micro}.input.backward")
+        values, storages = assembly.names_of(stage, micro)
+        self._receive(part.gradient, values, part.origins[1])
+        for op, origin in split.inputs:
+            self._run(part, stage, micro, op, origin, set())
+        assembly.carried.append(storages[split.returned])
+        self._send(part.returned, values, part.origins[1])
+
+    def backward_weight(self, stage: int, micro: int) -> None:
+        """Runs the backward of a stage's parameters, group by group."""
+        assembly = self.assembly
+        part = assembly.mine[stage]
+        if not part.returned:
+            self.backward(stage, micro)
+            return
+        split = self._split(stage)
+        assembly.begin(f"stage{stage}.micro{micro}.weight.backward")
+        names = assembly.names_of(stage, micro)
+        last: list[str] = []
+        for group in split.groups:
+            origin = group.ops[-1][1] if group.ops else part.origins[1][-1]
+            self._run(part, stage, micro, Op("memir.free", frees=group.before), origin, set())
+            for op, place in group.ops:
+                self._run(part, stage, micro, op, place, set())
+            self._run(part, stage, micro, Op("memir.free", frees=group.after), origin, set())
+            self._free(last, origin)
+            last = []
+            for name in group.gradients:
+                maker = next(op for op, _ in reversed(group.ops) if any(r.storage == name for r in op.results))
+                last += self._accumulate(name, maker, names, origin, keeps=True)
+        self._run(part, stage, micro, Op("memir.free", frees=split.end), part.origins[1][-1], set())
+        self._free(last, part.origins[1][-1])
+
+    def _free(self, storages: list[str], origin: int) -> None:
+        if storages:
+            self.assembly.emit(Op("memir.free", frees=tuple(storages)), origin)
+
+    def _split(self, stage: int) -> SplitBackward:
+        if stage not in self.splits:
+            self.splits[stage] = split_backward(self.assembly.stages, self.assembly.mine[stage])
+        return self.splits[stage]
 
     # -- between ranks
 
@@ -169,7 +221,8 @@ class _Rank:
         """A storage that the operator allocates is declared."""
         assembly = self.assembly
         storages = assembly.names_of(stage, micro)[1]
-        template = next(s for s in (*part.storages, *assembly.stages.flow.program.storages) if s.name == name)
+        known = (*part.storages, *assembly.stages.flow.program.storages, *(s for k in self.splits.values() for s in k.storages))
+        template = next(s for s in known if s.name == name)
         own = assembly.numbered(stage, micro, name)
         if template.kind == Kind.GRADIENT and template.of in part.parameters:
             first = name not in assembly.gradients
@@ -191,15 +244,20 @@ class _Rank:
         strides = contiguous(op.results[0].shape)
         return replace(op, opcode=_ADD, results=(replace(op.results[0], strides=strides, offset=ZERO),))
 
-    def _accumulate(self, name: str, op: Op, names: tuple[dict[str, str], dict[str, str]], origin: int) -> None:
+    def _accumulate(
+        self, name: str, op: Op, names: tuple[dict[str, str], dict[str, str]], origin: int, *, keeps: bool = False
+    ) -> list[str]:
+        """The first micro-batch's gradient stays; a later one is added to it and dies, or with `keeps` is what is returned."""
         values, storages = names
         value = next(r for r in reversed(op.results) if r.storage == name)
         now = replace(value, name=values.get(value.name, value.name), storage=storages[name])
         before = self.assembly.gradients.setdefault(name, now)
-        if before is not now:
-            total = replace(before, name=f"{now.name}/sum")
-            frees = (now.storage,)
-            self.assembly.emit(Op(_ADD_, (before.name, now.name), (total,), frees, path=op.path, source=op.source), origin)
+        if before is now:
+            return []
+        total = replace(before, name=f"{now.name}/sum")
+        frees = () if keeps else (now.storage,)
+        self.assembly.emit(Op(_ADD_, (before.name, now.name), (total,), frees, path=op.path, source=op.source), origin)
+        return [now.storage] if keeps else []
 
     def _last_writes(self, part: Stage) -> dict[int, list[str]]:
         """For each operator of backward after which gradients of parameters are whole: their storages."""
@@ -209,36 +267,6 @@ class _Rank:
         for name, place in whole.items():
             found.setdefault(place, []).append(name)
         return found
-
-    # -- the last stage
-
-    def _logits(self, part: Stage) -> Value:
-        """The output: what the last operator with a parameter makes, in the shape in which it is read on."""
-        flow = self.assembly.stages.flow
-        parameters = {s.name for s in flow.program.storages if s.kind == Kind.PARAMETER}
-        with_parameter = [
-            op
-            for op in part.forward
-            if {flow.storage.get(o) for o in op.operands} & parameters and op.results[0].storage not in parameters
-        ]
-        value = with_parameter[-1].results[0]
-        view = next((op for op in part.forward if op.operands == (value.name,) and op.results), None)
-        if view is not None and view.results[0].storage == value.storage:
-            value = view.results[0]
-        if len(value.shape) < 2:
-            message = "pipeline-parallel: head and loss are one operator, and a stage's output is the logits"
-            raise InconclusiveError(message, where=with_parameter[-1].opcode, hint="trace it with  --loss model")
-        return value
-
-    def _end_of_model(self, part: Stage) -> int:
-        """How many operators of the last stage's forward make its output; the others are the loss."""
-        output = self._logits(part).name
-        return 1 + next(place for place, op in enumerate(part.forward) if any(r.name == output for r in op.results))
-
-    def _loss(self, part: Stage) -> tuple[str, ...]:
-        """The loss's storage, which the schedule keeps until all micro-batches are through."""
-        seed = next((op for op in part.backward if op.opcode.startswith("aten.ones_like")), None)
-        return () if seed is None else (self.assembly.stages.values[seed.operands[0]].storage,)
 
 
 def _temporary(gradient: Storage, name: str) -> Storage:

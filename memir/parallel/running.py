@@ -34,6 +34,14 @@ class Rank(Protocol):
         """Runs a backward; the storage of the gradient that goes back to the stage before."""
         ...
 
+    def backward_input(self, stage: int, micro: int) -> None:
+        """Runs the backward of a stage's input, which keeps its gradient until the next step; nothing on the first stage."""
+        ...
+
+    def backward_weight(self, stage: int, micro: int) -> None:
+        """Runs the backward of a stage's parameters; the whole backward on the first stage."""
+        ...
+
     def is_last(self, stage: int) -> bool:
         """Whether no stage follows."""
         ...
@@ -112,10 +120,26 @@ class Run:
     def runtime(self, order: Sequence[Action]) -> None:
         """Several stages a rank: every send is kept until all actions are done."""
         for action in order:
+            if action.kind in "IW":
+                self._part(action)
+                continue
             sent = self._forward(action) if action.kind == "F" else self._backward(action)
             self._put("output", ())
             self.rank.holding.append("send_ops", sent)
             self._put("bwd_cache", ())
+
+    def _part(self, action: Action) -> None:
+        """A half of a backward: between them backward_state has the output, detached (stage.py, `backward_one_chunk`)."""
+        state, cache = (f"{name} {action.stage} {action.micro}" for name in ("backward_state", "fwd_cache"))
+        if action.kind == "I":
+            self.rank.backward_input(action.stage, action.micro)
+            if not self.rank.is_last(action.stage):
+                self.rank.holding.put(state, self.rank.holding.slots.get(cache, ()))
+            self._put(cache, ())
+            return
+        self.rank.backward_weight(action.stage, action.micro)
+        self.rank.holding.put(RUNNING, ())
+        self._put(state, ())
 
     def _waited(self, slot: str) -> tuple[str, ...]:
         return self.rank.holding.slots.get(slot, ()) if self.keeps else ()

@@ -13,8 +13,8 @@ from typing import Literal
 
 from memir.errors import UsageError
 
-Schedule = Literal["gpipe", "1f1b", "interleaved-1f1b"]
-Kind = Literal["F", "B"]  # a forward; a whole backward
+Schedule = Literal["gpipe", "1f1b", "interleaved-1f1b", "zero-bubble"]
+Kind = Literal["F", "B", "I", "W"]  # a forward; a whole backward, or that of the input, and that of the weights
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,18 +44,22 @@ def actions(schedule: Schedule, rank: int, degree: int, a_rank: int, microbatche
             message = f"1f1b: {microbatches} micro-batches do not fill {degree} stages"
             raise UsageError(message, hint=f"pipeline-parallel{{degree={degree} schedule=1f1b microbatches={degree}}}")
         return _one_by_one(min(microbatches, degree - rank) - 1, microbatches, lambda _: rank, lambda _: rank)
-    return _interleaved(rank, degree, a_rank, microbatches)
+    return _interleaved(schedule, rank, degree, a_rank, microbatches)
 
 
-def _interleaved(rank: int, degree: int, a_rank: int, microbatches: int) -> tuple[Action, ...]:
-    """Rounds of `degree` micro-batches go through the first of the rank's stages, then through the next."""
+def _interleaved(schedule: Schedule, rank: int, degree: int, a_rank: int, microbatches: int) -> tuple[Action, ...]:
+    """Rounds of `degree` micro-batches go through the first of the rank's stages, then through the next.
+
+    With zero bubbles the warm-up is shorter, and the backwards of weights begin `rank` steps after those of inputs.
+    """
     rounds = max(1, microbatches // degree)
     if microbatches % rounds:
-        message = f"interleaved-1f1b: {microbatches} micro-batches are not {rounds} equal rounds over {degree} ranks"
+        message = f"{schedule}: {microbatches} micro-batches are not {rounds} equal rounds over {degree} ranks"
         raise UsageError(message, hint=f"a multiple of {degree}, or fewer than {2 * degree}, is")
     a_round = microbatches // rounds
     total = microbatches * a_rank
-    warmup = min((a_rank - 1) * a_round + 2 * (degree - 1 - rank), total)
+    zero_bubble = schedule == "zero-bubble"
+    warmup = min((a_rank - 1) * a_round + (1 if zero_bubble else 2) * (degree - 1 - rank), total)
 
     def forward(step: int) -> int:
         return step // a_round % a_rank * degree + rank
@@ -63,12 +67,14 @@ def _interleaved(rank: int, degree: int, a_rank: int, microbatches: int) -> tupl
     def backward(step: int) -> int:
         return (a_rank - 1 - step // a_round % a_rank) * degree + rank
 
-    return _one_by_one(warmup, total, forward, backward)
+    return _one_by_one(warmup, total, forward, backward, rank if zero_bubble else None)
 
 
-def _one_by_one(warmup: int, total: int, forward: Callable[[int], int], backward: Callable[[int], int]) -> tuple[Action, ...]:
+def _one_by_one(
+    warmup: int, total: int, forward: Callable[[int], int], backward: Callable[[int], int], delay: int | None = None
+) -> tuple[Action, ...]:
     """`warmup` forwards, then a backward after each forward, then the backwards that are left; `forward(n)` and `backward(n)`
-    give the stage of the n-th of each."""
+    give the stage of the n-th of each. With `delay` the backward is that of the input, that of the weights so much later."""
     done: Counter[tuple[Kind, int]] = Counter()
     order: list[Action] = []
 
@@ -80,5 +86,9 @@ def _one_by_one(warmup: int, total: int, forward: Callable[[int], int], backward
         if step < total:
             run("F", forward(step))
         if step >= warmup:
-            run("B", backward(step - warmup))
+            run("B" if delay is None else "I", backward(step - warmup))
+        if delay is not None and step >= warmup + delay:
+            run("W", backward(step - warmup - delay))
+    for step in range(total - delay, total) if delay is not None else ():
+        run("W", backward(step))
     return tuple(order)

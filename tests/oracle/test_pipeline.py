@@ -44,6 +44,9 @@ CASES = {
     "Hugging Face's llama 1f1b": Case(*HF_LLAMA, (2,), "1f1b"),
     "gpt 1f1b, tied": Case(*GPT, (2,), "1f1b"),
     "gpt interleaved, tied": Case(*GPT, (1, 2, 3), "interleaved-1f1b", microbatches=6),
+    "llama zero-bubble": Case(*LLAMA, (1, 2, 3), "zero-bubble"),
+    "Hugging Face's llama zero-bubble": Case(*HF_LLAMA, (1, 2, 3), "zero-bubble"),
+    "gpt zero-bubble, tied": Case(*GPT, (1, 2, 3), "zero-bubble", microbatches=2, outputs=False),
     "gpt-2 gpipe, tied": Case(*GPT2, (2,), "gpipe", microbatches=3),
 }
 
