@@ -31,6 +31,8 @@ class Fsdp:
     """`degree` ranks share a parameter; with `replicate` groups of them (HSDP) there are degree * replicate ranks.
 
     reshard: reshard_after_forward; by default layers give their parameters back and the root keeps them.
+    sync: gradients are reduced after each micro-batch, or after the last only, as under accelerate's no_sync.
+    keep_last: the last layer stays whole from forward to backward, as in torchtitan.
     rank: whose program it is; they differ only where a parameter's rows do not divide by the degree.
     """
 
@@ -38,11 +40,13 @@ class Fsdp:
     degree: Size = ONE
     replicate: int = 1
     reshard: str = "default"  # "true", "false", or a number of ranks
+    keep_last: bool = False
     param_dtype: Literal["none", "bf16", "f16", "f32"] = "none"
     reduce_dtype: Literal["none", "bf16", "f16", "f32"] = "none"
     output_dtype: Literal["none", "bf16", "f16", "f32"] = "none"
     shard_dtype: Literal["default", "bf16", "f16", "f32"] = "default"
     offload: bool = False
+    sync: Literal["each", "last"] = "each"
     forward_prefetch: int = 0
     backward_prefetch: int = 0
     rank: int = 0
@@ -92,12 +96,14 @@ class Fsdp:
             degree=self.degree,
             replicas=Size.of(self.replicate),
             reshard=self.reshard not in ("false", "1"),
+            keep_last=self.keep_last,
             reshard_root=self.reshard not in ("default", "false", "1"),
             post_forward=0 if one_rank or fewer == 1 else fewer,
             shard_dtype="" if shards == traced else shards,
             is_mixed=shards != traced,
             reduce_dtype=reduced,
             offload=self.offload,
+            sync_last=self.sync == "last",
             forward_prefetch=self.forward_prefetch,
             backward_prefetch=self.backward_prefetch,
         )

@@ -1,13 +1,19 @@
-"""`python -m benchmarks.distributed one TARGET --method "fsdp{degree=2}"`."""
+"""`python -m benchmarks.distributed one TARGET --method "fsdp{degree=2}"`, `... published [--save]`."""
 
 from __future__ import annotations
 
+import os
+import subprocess
 import sys
 from dataclasses import replace
+from pathlib import Path
 
 import click
 
 from benchmarks.distributed.one import Around, predict, show, show_comparison
+from benchmarks.distributed.published import TITAN, holds, page, published_rows, torchtitan_row
+from benchmarks.mistral.environment import ROOT, default_folder, make
+from benchmarks.replay.table import csv_text, from_csv
 from memir.cli.options import Request, step_options
 from memir.errors import MemirError
 from memir.runtime.ranks import real_ranks
@@ -44,6 +50,30 @@ def one(request: Request, method: str, passes: str | None, rank: int, before: in
     click.echo(show(ranks, rank, around))
     if passes is not None:
         click.echo(show_comparison(predict(replace(request, recipe=recipe), batch, seq, passes), ranks[rank]))
+
+
+@main.command()
+@click.option("--only", default="", metavar="WORD", help="Runs with WORD in their name.")
+@click.option("--save", is_flag=True, help="Write published.csv and published.md.")
+@click.option("--data", is_flag=True, hidden=True)
+def published(only: str, save: bool, data: bool) -> None:
+    """Published runs under FSDP beside memir's predictions; those on two A100 are traced under transformers 4.48.1."""
+    if data:
+        click.echo(csv_text(list(published_rows(only))), nl=False)
+        return
+    command = [str(make(default_folder())), "-m", "benchmarks.distributed", "published", "--data", "--only", only]
+    environment = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT)}
+    text = subprocess.run(command, cwd=ROOT, env=environment, stdout=subprocess.PIPE, text=True, check=True).stdout
+    rows = from_csv(text)
+    if only in TITAN:
+        rows.append(torchtitan_row())
+    click.echo(page(rows), nl=False)
+    if save:
+        here = Path(__file__).resolve().parent
+        (here / "published.csv").write_text(csv_text(rows))
+        (here / "published.md").write_text(page(rows))
+    if not holds(rows):
+        sys.exit(1)
 
 
 if __name__ == "__main__":

@@ -22,8 +22,11 @@ class Part:
     addition: int | None = None
 
 
-def parts_of(flow: Flow, gradients: Iterable[tuple[str, Value]]) -> dict[tuple[str, str], Part]:
-    """(phase, parameter) -> the gradient that this backward makes; `gradients`: its storage and the parameter's tensor."""
+def parts_of(flow: Flow, gradients: Iterable[tuple[str, Value]], *, summed: bool = False) -> dict[tuple[str, str], Part]:
+    """(phase, parameter) -> the gradient that this backward makes; `gradients`: its storage and the parameter's tensor.
+
+    With `summed` it is the sum so far, and its addition stays.
+    """
     owner = dict(gradients)
     values = {v.name: v for v in flow.program.values} | {r.name: r for op in flow.ops for r in op.results}
     found: dict[tuple[str, str], Part] = {}
@@ -39,7 +42,7 @@ def parts_of(flow: Flow, gradients: Iterable[tuple[str, Value]]) -> dict[tuple[s
             if flow.phase[flow.born[result.storage]] == phase:
                 found[key] = Part(result)
             elif op.opcode == "aten.add_.Tensor" and flow.storage[op.operands[0]] == result.storage:
-                found[key] = Part(values[op.operands[1]], position)
+                found[key] = Part(result) if summed else Part(values[op.operands[1]], position)
     return found
 
 

@@ -7,13 +7,19 @@ variable holds until its function returns is held here too.
 
 from __future__ import annotations
 
+from dataclasses import replace
+
+from memir.ir.core import Kind, Value
+from memir.ir.layout import contiguous
 from memir.parallel.calls import Call, Pass
 from memir.parallel.edit import Edit
 from memir.parallel.gathers import Gathers
 from memir.parallel.groups import Group
 from memir.parallel.hooks import Hooks
+from memir.parallel.placed import suffixed
 from memir.parallel.policy import Policy
 from memir.parallel.reduces import Reduces
+from memir.parallel.shards import product
 from memir.parallel.units import ROOT
 
 _SOURCE = "torch/distributed/fsdp/_fully_shard/_fsdp_collectives.py"
@@ -23,8 +29,10 @@ class Runtime(Hooks):
     """FSDPState and FSDPParamGroup; after `run`, `reduces.sharded` has the rank's gradients."""
 
     def __init__(self, edit: Edit, groups: dict[str, Group], policy: Policy) -> None:
-        super().__init__(edit, groups, _SOURCE)
+        super().__init__(edit, groups, _SOURCE, summed=policy.sync_last and not policy.reduce_dtype)
         self.policy = policy
+        self.last = next((phase for phase in reversed(edit.flow.phase) if phase.endswith("backward")), "")
+        self.accumulated: dict[str, Value] = {}  # parameter -> FSDPParam.unsharded_accumulated_grad
         self.layers = {group.layer: group for group in groups.values() if group.layer != ROOT}
         self.gathers = Gathers(self.placer, policy, self.whole)
         self.reduces = Reduces(self.placer, policy)
@@ -49,13 +57,18 @@ class Runtime(Hooks):
     def post_forward(self, group: Group) -> None:
         """_post_forward: reshard; the root's lets go of the last all-gather."""
         if group.members:
-            if self.policy.reshard_root if group.layer == ROOT else self.policy.reshard:
+            if self._reshards(group):
                 (self.gathers.to_fewer if self.policy.post_forward else self.reshard)(group)
             group.indices.append(len(self.post_forward_order))
             self.post_forward_order.append(group)
         if group.layer == ROOT and self.all_gather_state:
             self.placer.free(self.all_gather_state)
             self.all_gather_state = ""
+
+    def _reshards(self, group: Group) -> bool:
+        if group.layer == ROOT:
+            return self.policy.reshard_root
+        return self.policy.reshard and not (self.policy.keep_last and group.layer == max(self.layers))
 
     def pre_backward(self, group: Group) -> None:
         """_pre_backward: gather if it is not there, wait, prefetch."""
@@ -111,8 +124,30 @@ class Runtime(Hooks):
         if not group.members:
             return
         group.done = True
+        is_last = self.flow.phase[self.placer.position] == self.last or not self.policy.sync_last
+        gradients = self.gradients(group) if is_last or self.policy.reduce_dtype else []
+        if self.policy.sync_last and self.policy.reduce_dtype:
+            gradients = self._accumulate(group, gradients)
         self.reshard(group)
+        if not is_last:
+            return
         self.placer.free(*self.reduce_scatter_states)
         self.reduce_scatter_states.clear()
         if group.trained:
-            self.reduce_scatter_states.append(self.reduces.reduce(group, group.trained, self.gradients(group)))
+            self.reduce_scatter_states.append(self.reduces.reduce(group, group.trained, gradients))
+
+    def _accumulate(self, group: Group, gradients: list[Value]) -> list[Value]:
+        """accumulate_unsharded_grad_if_needed and to_accumulated_grad_if_needed: whole gradients add up in reduce_dtype."""
+        for member, gradient in zip(group.trained, gradients, strict=True):
+            total = self.accumulated.get(member.parameter)
+            if total is not None:
+                operands = (total.name, gradient.name)
+                self.placer.put("aten.add_.Tensor", operands, frees=[gradient.storage], path=group.path)
+                continue
+            dtype = self.policy.reduce_dtype
+            name = suffixed(member.parameter, ".accumulated_grad")
+            flat = self.placer.flat(name, dtype, product(gradient.shape), Kind.GRADIENT)
+            total = replace(flat, shape=gradient.shape, strides=contiguous(gradient.shape))
+            self.placer.put("aten._to_copy", (gradient.name,), [total], [gradient.storage], path=group.path)
+            self.accumulated[member.parameter] = total
+        return [self.accumulated[m.parameter] for m in group.trained]

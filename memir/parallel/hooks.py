@@ -21,14 +21,18 @@ Hook = Callable[[], None]
 
 
 class Hooks:
-    """Base of the two runtimes of fully sharded data parallelism; `source` is the file that runs the operators put in."""
+    """Base of the two runtimes of fully sharded data parallelism; `source` is the file that runs the operators put in.
 
-    def __init__(self, edit: Edit, groups: dict[str, Group], source: str) -> None:
+    `summed`: gradients of several micro-batches add up as they did, whole.
+    """
+
+    def __init__(self, edit: Edit, groups: dict[str, Group], source: str, *, summed: bool = False) -> None:
         self.edit, self.flow, self.groups = edit, edit.flow, groups
         members = [member for group in groups.values() for member in group.members]
         self.placer = Placer(edit, source=source)
         self.whole = Unsharded(edit, {m.parameter: m.value for m in members})
-        self.parts = parts_of(edit.flow, [(m.gradient, m.value) for m in members if m.gradient is not None])
+        gradients = [(m.gradient, m.value) for m in members if m.gradient is not None]
+        self.parts = parts_of(edit.flow, gradients, summed=summed)
 
     def run(self, passes: Sequence[Pass]) -> None:
         """Walks over the step; afterwards `edit` has all changes."""

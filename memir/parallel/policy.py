@@ -18,11 +18,13 @@ class Policy:
     replicas: Size = ONE  # HSDP: as many such groups
     reshard: bool = True  # layers, after forward
     reshard_root: bool = False
+    keep_last: bool = False  # the last layer is not resharded after forward
     post_forward: int = 0  # resharded after forward to so many ranks; 0: to all
     shard_dtype: str = ""  # of floating-point shards; "" as traced
     is_mixed: bool = False  # MixedPrecisionPolicy.param_dtype is another type than the shards'
     reduce_dtype: str = ""  # "" that of the gradients
     offload: bool = False  # CPUOffloadPolicy
+    sync_last: bool = False  # set_requires_gradient_sync(False) for all micro-batches but the last
     forward_prefetch: int = 0  # layers gathered ahead by hand (set_modules_to_forward_prefetch)
     backward_prefetch: int = 0  # 0: one, implicitly
 
