@@ -71,6 +71,15 @@ def test_folded_layers_are_those_of_the_flat_program(one: Fsdp | Fsdp1) -> None:
     assert bind(folded, {"B": 3}).mesh == flat.mesh
 
 
+@pytest.mark.parametrize("degree", [2, 3, 7])
+def test_the_degree_may_stay_a_symbol(degree: int) -> None:
+    program = read("fsdp/depth.memir")
+    symbolic = bind(Fsdp(degree=Size.of("n")).run(program), {"n": degree, "L": 6})
+    numbers = bind(Fsdp(degree=Size.of(degree)).run(program), {"L": 6})
+    env = {"B": 2, "S": 3}
+    assert timeline(unroll(symbolic)).evaluate(env) == timeline(unroll(numbers)).evaluate(env)
+
+
 @pytest.mark.parametrize(
     ("one", "message"),
     [
