@@ -43,7 +43,7 @@ ALLOWED = {
     "lint": DATA | {"analysis", "diff", "findings"},
     "pytest": {"check", "errors"},
     "one_rank": {"ir", "parallel", "pipeline", "rewrite"},
-    "planner": DATA | {"analysis", "pipeline", "cache", "registry", "sweep"},
+    "planner": DATA | {"analysis", "parallel", "pipeline", "cache", "registry", "sweep"},
     "sweep": DATA | {"analysis", "pipeline", "cache"},
     "api": DATA
     | {

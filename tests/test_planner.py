@@ -34,7 +34,7 @@ MODEL = "tests/cases/small_gpt.py"
 
 
 def layout(copies: str, number: int, **inner: int) -> Layout:
-    methods = tuple(m for m in INNER if m.axis in inner)
+    methods = tuple(m for m in INNER if m.axis in inner and m.key != "tp-sp")
     return Layout(Degrees(copies=number, **inner), methods, BY_KEY[copies] if number > 1 else None)
 
 

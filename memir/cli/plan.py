@@ -22,7 +22,7 @@ FORMS = ("torchrun", "accelerate", "deepspeed", "torchtitan")
 CHECKPOINTS = ("none", "selective", "full")
 TUNES = ("full", "lora", "qlora", "freeze")
 SOME = 2  # a batch that all larger ones are like
-ROWS = 12
+ROWS = 10
 
 
 _TUNE = "What is trained; lora and qlora take r=16 unless --lora or --quantize say more; freeze takes --cut."

@@ -2,12 +2,13 @@
 
 Bytes: when the optimizer steps a rank holds its parts of parameters, gradients and states; when the forward is through, its
 parts of parameters and states and what the forward saved, of which methods that copy the model divide nothing. Speed: the
-computing of one GPU, divided without loss, and nothing communicated.
+computing of one GPU, divided without loss, nothing communicated, and a pipeline's idle time.
 """
 
 from __future__ import annotations
 
 from memir.analysis.cost.device import Device
+from memir.analysis.cost.step import bubble_of
 from memir.analysis.frames import frames_of
 from memir.errors import UsageError
 from memir.planner.facts import Facts
@@ -38,7 +39,8 @@ class Bounds:
         degrees = candidate.layout.degrees
         inner = degrees.tensor * degrees.context * degrees.pipeline
         micro, optimizer = self._computing(candidate.checkpoint, candidate.batch)
-        return micro * candidate.accumulate / inner + optimizer / degrees.ranks
+        idle = bubble_of(degrees.pipeline) if degrees.pipeline > 1 else 0.0
+        return micro * (candidate.accumulate + idle) / inner + optimizer / degrees.ranks
 
     def _static(self, layout: Layout) -> tuple[float, float, float]:
         whole = (self.facts.parameters, self.facts.gradients, self.facts.states)
@@ -53,13 +55,14 @@ class Bounds:
         key = (checkpoint, batch)
         if key not in self._saved:
             variant = self.variants.get(CHECKPOINTS[checkpoint], SOME, 1)
-            if variant.program is None:
+            if not variant.programs:
                 raise UsageError(variant.failure)
-            _, line = frames_of(variant.program)
+            program = variant.programs[0]
+            _, line = frames_of(program)
             last = max(i for i, step in enumerate(line.steps) if step.phase.name.endswith("forward"))
             env = {"B": batch, "S": self.seq, **dict(variant.fixed)}
             saved, start = line.size(line.after[last]), line.size(line.start)
-            self._saved[key] = (saved - start).evaluate({name: env[name] for name in variant.program.dims})
+            self._saved[key] = (saved - start).evaluate({name: env[name] for name in program.dims})
         return self._saved[key]
 
     def _computing(self, checkpoint: str, batch: int) -> tuple[float, float]:

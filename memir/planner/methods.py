@@ -135,7 +135,10 @@ def _stage3(run: Run) -> Exchange:
 
 
 def _tensor(run: Run) -> Exchange:
-    """Two all-reduces of the hidden states in a layer's forward, and two in its backward (Megatron-LM, arXiv 1909.08053, 3)."""
+    """Two all-reduces of the hidden states in a layer's forward, and two in its backward (Megatron-LM, arXiv 1909.08053, 3).
+
+    With sequence parallelism each is a reduce-scatter and an all-gather, which move as much (arXiv 2205.05198, 4.2.2).
+    """
     once = 2 * run.seconds("all_reduce", run.tokens * run.facts.hidden, run.degrees.tensor, 1) * run.facts.layers
     return Exchange(inside_forward=once, inside_backward=once * (2 if run.recomputes else 1))
 
@@ -172,6 +175,7 @@ COPIES = (
 )
 INNER = (
     Method("tp", "TP", "tensor", "tensor-parallel", "", _tensor, static=(True, True, True)),
+    Method("tp-sp", "TP, sequence parallel", "tensor", "tensor-parallel", "sequence loss", _tensor, static=(True, True, True)),
     Method("cp", "CP", "context", "context-parallel", "", _context),
     Method("ep", "EP", "expert", "expert-parallel", "", _expert, static=(True, True, True), needs_experts=True),
     Method("pp", "PP", "pipeline", "pipeline-parallel", "", _pipeline, static=(True, True, True)),

@@ -10,6 +10,7 @@ from memir.planner.emit import Setting
 from memir.planner.search import Evaluated
 
 WIDTH = 100
+_FAILED = 5  # kinds that are told why they are not described
 HEAD = "  method                     GPUs micro accum  ckpt       peak GiB  fits  tokens/s  limited by"
 
 
@@ -49,11 +50,14 @@ def to_text(page: Page) -> str:
     lines.append(HEAD)
     for row in found.rows:
         lines.append(_line(row))
-    lines += [f"  {kind:<26} not described: {reason}"[:WIDTH] for kind, reason in _failed(found)]
+    failed = _failed(found)
+    lines += [_cut(f"  {kind:<26} not described: {reason}") for kind, reason in failed[:_FAILED]]
+    if len(failed) > _FAILED:
+        lines.append(f"  and {len(failed) - _FAILED} kinds more that are not described (--format json)")
     lines.append("")
     counted = f"{found.evaluated:,} of {found.candidates:,} candidates evaluated, the others pruned by bounds; {found.variants}"
     lines += _wrapped(f"{counted} programs; the peaks of the rows were recomputed at every operator", "  ")
-    lines += [line for note in page.notes[:3] for line in _wrapped(f"assumed: {note}", "  ")[:2]]
+    lines += [line for note in page.notes[:2] for line in _wrapped(f"assumed: {note}", "  ")[:2]]
     if found.winner is not None:
         lines += _wrapped(f"again: {setting.command(found.winner)}", "  ")
     return "\n".join(lines) + "\n"
@@ -86,6 +90,10 @@ def _failed(found: Answer) -> list[tuple[str, str]]:
         if failure.kind not in shown:
             reasons.setdefault(failure.kind, failure.reason)
     return list(reasons.items())
+
+
+def _cut(line: str) -> str:
+    return line if len(line) <= WIDTH else line[: WIDTH - 3].rstrip() + "..."
 
 
 def _wrapped(text: str, indent: str) -> list[str]:

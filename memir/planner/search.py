@@ -19,7 +19,7 @@ from memir.hardware.links import Cluster
 from memir.planner.bounds import Bounds
 from memir.planner.facts import Facts
 from memir.planner.methods import Method, Run
-from memir.planner.space import CHECKPOINTS, Candidate, batches, layouts
+from memir.planner.space import CHECKPOINTS, Candidate, Layout, batches, layouts
 from memir.planner.variant import SOME, Variants
 
 OBJECTIVES = ("time", "cost", "gpus")
@@ -119,6 +119,7 @@ class Search:
         self.bounds = Bounds(problem.facts, problem.device, problem.seq, variants)
         self._parts: dict[tuple[str, int, int, int], Parts] = {}
         self._failures: dict[str, Failure] = {}
+        self._dead: dict[tuple[Layout, int], str] = {}  # layouts of which no program can be made, at all or accumulating
 
     def run(self) -> Found:
         """Evaluates all of them. UsageError where no division of the GPUs suits the global batch."""
@@ -192,8 +193,12 @@ class Search:
         problem = self.problem
         seq = problem.seq
         accumulate = 1 if candidate.microbatches else candidate.accumulate
+        dead = self._dead.get((candidate.layout, 0)) or self._dead.get((candidate.layout, min(accumulate, SOME)))
+        if dead:
+            return None
         variant = self.variants.get(candidate.text, candidate.batch, accumulate)
         if variant.failure:
+            self._dead[candidate.layout, 0 if variant.refused else min(accumulate, SOME)] = variant.failure
             self._fail(candidate, variant.failure)
             return None
         try:

@@ -13,7 +13,7 @@ CHECKPOINTS = {
     "full": "activation-checkpoint",
 }
 # which methods within a copy are joined, by their keys
-COMBINATIONS = ((), ("tp",), ("cp",), ("ep",), ("pp",), ("tp", "pp"), ("tp", "cp"))
+COMBINATIONS = ((), ("tp",), ("tp-sp",), ("cp",), ("ep",), ("pp",), ("tp-sp", "pp"), ("tp-sp", "cp"))
 
 
 @dataclass(frozen=True, slots=True)

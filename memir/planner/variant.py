@@ -7,11 +7,13 @@ from dataclasses import dataclass
 
 from memir.analysis.cost.device import Device
 from memir.analysis.cost.parts import Costs, Parts
+from memir.analysis.domain import check
 from memir.analysis.flops import work_of
 from memir.analysis.frames import frames_of
 from memir.errors import InconclusiveError, MemirError, UsageError
 from memir.ir.core import Program
 from memir.ir.unroll import bind, unroll
+from memir.parallel.every_stage import of_each_stage
 from memir.pipeline import PassError, Pipeline
 from memir.planner.space import CHECKPOINTS
 from memir.sweep.grid import Grid
@@ -23,27 +25,41 @@ SOME = 2
 
 @dataclass(frozen=True, slots=True)
 class Variant:
-    """A program of one rank and what is read off it. `failure`: why there is none."""
+    """The programs of the ranks that differ, one for each stage of a pipeline, and what is read off them.
+
+    `failure`: why there is none.
+    """
 
     text: str
-    program: Program | None = None
+    programs: tuple[Program, ...] = ()
     fixed: tuple[tuple[str, int], ...] = ()
-    grid: Grid | None = None
-    costs: Costs | None = None
+    grids: tuple[Grid, ...] = ()
+    costs: Costs | None = None  # of the only rank
     failure: str = ""
+    refused: bool = False  # the failure is one of the layout, at whatever batch: something does not divide
 
     def peak(self, batch: int, seq: int) -> tuple[int, str]:
-        """Requested bytes of a rank, and the phase of its peak. UsageError outside of the program's domain."""
-        if self.grid is None:
+        """Requested bytes of the rank that takes the most, and the phase of its peak.
+
+        UsageError outside of the programs' domain.
+        """
+        if not self.grids:
             raise UsageError(self.failure)
-        found = self.grid.numbers([(batch, seq)])[0]
-        return found.requested, found.place.phase
+        for program in self.programs:
+            check(self._env(program, batch, seq), program)
+        found = [grid.numbers([(batch, seq)])[0] for grid in self.grids]
+        most = max(found, key=lambda one: one.requested)
+        return most.requested, most.place.phase
 
     def parts(self, batch: int, seq: int, device: Device, layers: int, microbatches: int) -> Parts:
         """The seconds of computing one of its micro-batches, of which it has so many."""
         if self.costs is None:
             raise UsageError(self.failure)
         return self.costs.at({"B": batch, "S": seq, **dict(self.fixed)}, device, layers, microbatches)
+
+    def _env(self, program: Program, batch: int, seq: int) -> dict[str, int]:
+        known = {"B": batch, "S": seq, **dict(self.fixed)}
+        return {name: known[name] for name in program.dims}
 
 
 class Variants:
@@ -80,30 +96,33 @@ class Variants:
         """Checkpointing is the first pass of many pipelines, and its program is kept."""
         first, comma, rest = text.partition(",")
         before = self._made.get((first, *sizes)) if comma and first in CHECKPOINTS.values() else None
-        if before is not None and before.program is not None:
-            return _made(text, rest, before.program, fixed)
+        if before is not None and before.programs:
+            return _made(text, rest, before.programs[0], fixed)
         return _made(text, text, program, fixed)
 
 
 def _made(text: str, passes: str, program: Program, fixed: Mapping[str, int]) -> Variant:
     """The variant `text` by the passes that are still to run; the rows that are printed are verified later."""
     try:
-        new = rewritten(passes, program, fixed, verify=False)
-        known = {name: value for name, value in fixed.items() if name in new.dims}
-        grid = Grid(new, fixed=known, rounds=False)
-        return Variant(text, new, tuple(known.items()), grid, Costs(work_of(new)))
+        programs = rewritten(passes, program, fixed, verify=False)
+        grids = tuple(Grid(one, fixed=fixed, rounds=False) for one in programs)
+        costs = Costs(work_of(programs[0])) if len(programs) == 1 else None
+        return Variant(text, programs, tuple(fixed.items()), grids, costs)
     except (UsageError, InconclusiveError) as error:
-        return Variant(text, failure=_said(error))
+        return Variant(text, failure=_said(error), refused=isinstance(error, UsageError))
     except PassError as error:
         return Variant(text, failure=f"a bug of memir: {error.message}")
 
 
-def rewritten(text: str, program: Program, fixed: Mapping[str, int], *, verify: bool = True) -> Program:
-    """The step after the passes; with all layers one by one where they do not repeat afterwards.
+def rewritten(text: str, program: Program, fixed: Mapping[str, int], *, verify: bool = True) -> tuple[Program, ...]:
+    """The step of each rank that differs, after the passes; with all layers one by one where they do not repeat afterwards.
 
     Errors are those of the passes.
     """
-    passes = Pipeline.parse(text)
+    return tuple(_of_rank(Pipeline(stage), program, fixed, verify) for stage in of_each_stage(Pipeline.parse(text).passes))
+
+
+def _of_rank(passes: Pipeline, program: Program, fixed: Mapping[str, int], verify: bool) -> Program:
     try:
         return passes.run(program, verify=verify)
     except InconclusiveError:
@@ -115,10 +134,12 @@ def rewritten(text: str, program: Program, fixed: Mapping[str, int], *, verify: 
 
 def exact(text: str, program: Program, fixed: Mapping[str, int], batch: int, seq: int) -> int:
     """The peak at one point, in requested bytes, by every operator's live bytes and not by the pruned formula."""
-    new = rewritten(text, program, fixed)
-    env = {"B": batch, "S": seq, **{name: value for name, value in fixed.items() if name in new.dims}}
-    _, line = frames_of(new)
-    return line.evaluate({name: env[name] for name in new.dims}).peak
+    peaks = []
+    for one in rewritten(text, program, fixed):
+        known = {"B": batch, "S": seq, **fixed}
+        _, line = frames_of(one)
+        peaks.append(line.evaluate({name: known[name] for name in one.dims}).peak)
+    return max(peaks)
 
 
 def _said(error: MemirError) -> str:
