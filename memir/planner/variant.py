@@ -106,6 +106,8 @@ def _made(text: str, passes: str, program: Program, fixed: Mapping[str, int]) ->
     try:
         programs = rewritten(passes, program, fixed, verify=False)
         grids = tuple(Grid(one, fixed=fixed, rounds=False) for one in programs)
+        for grid in grids:
+            grid.pieces  # noqa: B018 (made now, so that what cannot be told is said here)
         costs = Costs(work_of(programs[0])) if len(programs) == 1 else None
         return Variant(text, programs, tuple(fixed.items()), grids, costs)
     except (UsageError, InconclusiveError) as error:

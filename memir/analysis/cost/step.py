@@ -84,6 +84,9 @@ def microbatch_tasks(computing: Parts, exchange: Exchange, *, reduce: bool) -> l
     reduction = GATHER if exchange.one_stream else REDUCE
 
     def add(stream: str, seconds: float, *needs: int) -> int:
+        """A task's position; -1 for a collective that there is not."""
+        if stream != COMPUTE and not seconds:
+            return -1
         tasks.append(Task(stream, seconds, tuple(n for n in needs if n >= 0)))
         return len(tasks) - 1
 
@@ -136,6 +139,9 @@ def step_time(
 def _microbatch(computing: Parts, exchange: Exchange, *, reduce: bool) -> Ran:
     """One micro-batch. Layers are alike, so many of them are a few of them and as much again for each one more."""
     layers = computing.layers
+    if not _communicates(exchange, reduce):
+        seconds = computing.forward.total + computing.backward.total
+        return Ran(seconds, seconds, 0.0, 0.0)
     if layers <= _ENOUGH:
         return simulate(microbatch_tasks(computing, exchange, reduce=reduce))
     few, more = (
@@ -153,6 +159,11 @@ def _microbatch(computing: Parts, exchange: Exchange, *, reduce: bool) -> Ran:
         grown(few.communicating, more.communicating),
         grown(few.exposed, more.exposed),
     )
+
+
+def _communicates(exchange: Exchange, reduce: bool) -> bool:
+    gathers = exchange.gather_layer + exchange.gather_root + exchange.inside_forward + exchange.inside_backward
+    return gathers > 0 or (reduce and exchange.reduce_layer + exchange.reduce_root > 0)
 
 
 def _with_layers(computing: Parts, count: int) -> Parts:

@@ -1,0 +1,1 @@
+"""How many candidates a second `memir plan` evaluates from one traced program."""
