@@ -150,11 +150,22 @@ class Step:
                 loss = loss / count
             self.on_loss(loss)
             self.on_phase(f"{prefix}backward")
-            torch.autograd.backward(loss)
+            self.backward(loss, micro)
             self.hold(loss)
             self.on_event("drop_loss")
             del loss
         self.on_phase("optimizer")
+        self.update()
+        if self.recipe.function and self.outputs is not None:
+            self.on_event("drop_outputs")
+            self.outputs = None
+
+    def backward(self, loss: torch.Tensor, micro: int) -> None:
+        """The backward of micro-batch `micro`."""
+        torch.autograd.backward(loss)
+
+    def update(self) -> None:
+        """Clipping, the optimizer's step, zero_grad."""
         if self.recipe.clip:
             norm = nn.utils.clip_grad_norm_(self.parameters, self.recipe.clip, foreach=self.recipe.target == "cuda")
             self.scalars[2:] = [norm] if self.is_trainers else []
@@ -163,9 +174,6 @@ class Step:
             self.optimizer.step()
         if self.recipe.zero_grad == "last":
             self.zero_grad()
-        if self.recipe.function and self.outputs is not None:
-            self.on_event("drop_outputs")
-            self.outputs = None
 
 
 def _pick(outputs: Any, where: str) -> torch.Tensor:

@@ -88,6 +88,7 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]  # PyTorch l
         self.silent = False  # storages are seen, operators are not kept: before the step
         self.closed = False  # what dies from now on dies because the tracer ends, not the step
         self.entered: Callable[[str], None] = lambda name: None
+        self.wrappers: tuple[type, ...] = ()  # tensor classes whose operators are not recorded, but those they turn into
         self.reset()
 
     @classmethod
@@ -155,6 +156,8 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]  # PyTorch l
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
+        if self.wrappers and any(issubclass(t, self.wrappers) for t in types):
+            return NotImplemented
         if self.paused or func.namespace == "prim":
             return func(*args, **kwargs)
         out = func(*args, **kwargs) if self.intercept is None else self.intercept(self, func, args, kwargs)

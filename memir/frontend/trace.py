@@ -108,25 +108,7 @@ def trace_once(
     handlers: dict[Any, Handler] = HANDLERS if recipe.target == "cuda" else {}
     answers = Answers(tensors, loaded, recipe, handlers)
     tracing = _Tracing(module, loaded, recipe, tensors, SizeReader(fake), ModuleStack(module), answers)
-    with ExitStack() as stack:
-        stack.enter_context(quiet())
-        stack.enter_context(eager_only(loaded.assumptions))
-        stack.enter_context(user_scope(loaded.module))
-        if not loaded.is_library:  # transformers' models name no device
-            stack.enter_context(CudaMeans("cpu"))
-        stack.enter_context(real_branches())
-        if loaded.is_hf and recipe.attention == flash_attn.NAME:
-            stack.enter_context(flash_attn.installed())
-        stack.enter_context(remembered_sizes())
-        stack.enter_context(export_left_out())
-        stack.enter_context(fake.mode)
-        stack.enter_context(enable_python_dispatcher())
-        stack.enter_context(cpp_composites(recipe.target))
-        stack.enter_context(cuda_autocast(recipe.amp if recipe.target == "cuda" else "none"))
-        stack.enter_context(tracing.modules.active())
-        stack.enter_context(target_functions(recipe))
-        stack.enter_context(uncollected())  # between steps only: frees are where reference counts put them
-        stack.enter_context(explained(loaded, batch, seq))
+    with surroundings(loaded, recipe, fake, tracing.modules, batch, seq):
         released = None
         if recipe.mode == "train" and lifetimes:
             progress("tracing the forward without gradients")
@@ -149,6 +131,44 @@ def trace_once(
     return traced, fake
 
 
+@contextmanager
+def surroundings(
+    loaded: LoadedModel, recipe: Recipe, fake: Fake, modules: ModuleStack, batch: Extent, seq: Extent
+) -> Iterator[None]:
+    """Within, the model's code runs on fake tensors as it would run for real on the recipe's target."""
+    with ExitStack() as stack:
+        stack.enter_context(quiet())
+        stack.enter_context(eager_only(loaded.assumptions))
+        stack.enter_context(user_scope(loaded.module))
+        if not loaded.is_library:  # transformers' models name no device
+            stack.enter_context(CudaMeans("cpu"))
+        stack.enter_context(real_branches())
+        if loaded.is_hf and recipe.attention == flash_attn.NAME:
+            stack.enter_context(flash_attn.installed())
+        stack.enter_context(remembered_sizes())
+        stack.enter_context(export_left_out())
+        stack.enter_context(fake.mode)
+        stack.enter_context(enable_python_dispatcher())
+        stack.enter_context(cpp_composites(recipe.target))
+        stack.enter_context(cuda_autocast(recipe.amp if recipe.target == "cuda" else "none"))
+        stack.enter_context(modules.active())
+        stack.enter_context(target_functions(recipe))
+        stack.enter_context(uncollected())  # between steps only: frees are where reference counts put them
+        stack.enter_context(explained(loaded, batch, seq))
+        yield
+
+
+@contextmanager
+def recording(recorder: Recorder, target: str) -> Iterator[None]:
+    """Within, the recorder sees what runs, and what a checkpoint keeps."""
+    with ExitStack() as stack:
+        if target == "cpu":  # elsewhere a generator's state lies in host memory
+            stack.enter_context(generator_states(recorder.adopt))
+        stack.enter_context(checkpointed_inputs(recorder.on_checkpoint))
+        stack.enter_context(recorder)
+        yield
+
+
 @dataclass(slots=True)
 class _Tracing:
     """What one trace runs on: a fake module and batch, and the readers of sizes, modules and answers."""
@@ -168,7 +188,7 @@ class _Tracing:
         Residents(self.module, None, self.batch, recorder, host_scalars=False).register()
         recorder.reset()
         self.answers.attach(recorder)
-        with self._recording(recorder), torch.no_grad():
+        with recording(recorder, self.recipe.target), torch.no_grad():
             recorder.on_phase("forward")
             step.prime(self.batch)
             outputs = step.forward(self.batch)
@@ -212,9 +232,9 @@ class _Tracing:
             recorder.reset()
             residents.register()
             self.answers.attach(recorder)
-            before = _live_bytes(recorder)
+            before = live_bytes(recorder)
             recorder.entered = residents.note_gradients
-            with self._recording(recorder):
+            with recording(recorder, recipe.target):
                 step(self.batch)
             residents.note_gradients()
             recorder.silent = True
@@ -223,26 +243,18 @@ class _Tracing:
             recorder.silent = False
             if forgotten:
                 continue
-            if _live_bytes(recorder) == before:
+            if live_bytes(recorder) == before:
                 recorder.closed = True
                 return recorder
         raise InconclusiveError(
             f"the loop is not steady: after {_MAX_STEPS} steps more is alive at the end of a step than at its start",
-            where=f"{before} bytes before, {_live_bytes(recorder)} after",
+            where=f"{before} bytes before, {live_bytes(recorder)} after",
             hint="something in the model keeps tensors from step to step",
         )
 
-    @contextmanager
-    def _recording(self, recorder: Recorder) -> Iterator[None]:
-        with ExitStack() as stack:
-            if self.recipe.target == "cpu":  # elsewhere a generator's state lies in host memory
-                stack.enter_context(generator_states(recorder.adopt))
-            stack.enter_context(checkpointed_inputs(recorder.on_checkpoint))
-            stack.enter_context(recorder)
-            yield
 
-
-def _live_bytes(recorder: Recorder) -> Any:
+def live_bytes(recorder: Recorder) -> Any:
+    """Bytes of the storages that are alive."""
     total: Any = 0
     for index in recorder.live.values():
         total = recorder.storages[index].nbytes + total

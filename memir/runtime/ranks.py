@@ -6,13 +6,14 @@ batch of its own of the size asked for.
 
 from __future__ import annotations
 
-import gc
 import os
 import pickle
 import subprocess
 import sys
 import tempfile
+import threading
 import time
+import traceback
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from datetime import timedelta
@@ -24,15 +25,13 @@ import torch.distributed as dist
 from torch.distributed.device_mesh import DeviceMesh
 
 from memir.errors import InconclusiveError, MemirError, UsageError
-from memir.frontend.loop import Step
-from memir.frontend.optimizers import make_optimizer
 from memir.frontend.parallel import parse_methods
-from memir.frontend.parallel.method import Method, Model, apply_methods, around_step, make_mesh, world_size
+from memir.frontend.parallel.method import Method, Model, around_step, make_mesh, make_step, world_size
 from memir.frontend.quiet import quiet
 from memir.recipe import Recipe
 from memir.runtime.collectives import BACKEND, register_backend
 from memir.runtime.measure import BuildStep, Measured, measure_cpu
-from memir.runtime.real import RealStep, kernel_of, load_real, real_batch
+from memir.runtime.real import RealStep, import_libraries, kernel_of, load_real, real_batch
 
 TIME_LIMIT = 600.0  # seconds, for all ranks together
 _LINES = 12  # of a failed rank's stderr
@@ -146,17 +145,29 @@ def _answers(folder: Path, ranks: list[subprocess.Popen[bytes]], late: str) -> t
 
 def answer_rank(folder: Path, rank: int) -> None:
     """A rank's side: reads the request in `folder`, and leaves a Measured or a MemirError there."""
+    threading.Thread(target=_end_with, args=(os.getppid(),), daemon=True).start()
     request: RankRequest = pickle.loads((folder / "request").read_bytes())
     outcome: Measured | MemirError
     try:
         outcome = _measure(request, folder, rank)
     except MemirError as error:
         outcome = error
+    except Exception:  # the process's boundary: the parent shows the end of it
+        traceback.print_exc()
+        sys.stderr.flush()
+        os._exit(1)
     written = folder / f"writing{rank}"
     written.write_bytes(pickle.dumps(outcome))
     written.rename(folder / f"measured{rank}")
     sys.stderr.flush()
     os._exit(0 if isinstance(outcome, Measured) else 1)  # no destructor of a process group waits for the other ranks
+
+
+def _end_with(parent: int) -> None:
+    """Ends this process when its parent is gone, which then cannot end it."""
+    while os.getppid() == parent:
+        time.sleep(1.0)
+    os._exit(1)
 
 
 def _measure(request: RankRequest, folder: Path, rank: int) -> Measured:
@@ -170,6 +181,7 @@ def _measure(request: RankRequest, folder: Path, rank: int) -> Measured:
         timeout=timedelta(seconds=request.time_limit),
     )
     with quiet():
+        import_libraries(request.real.recipe)
         mesh = make_mesh(request.methods)  # before the profiler: groups and their bookkeeping are no step's
         measured = measure_cpu(rank_builder(request.real, request.methods, mesh))
         dist.barrier()
@@ -181,15 +193,12 @@ def rank_builder(real: RealStep, methods: tuple[Method, ...], mesh: DeviceMesh) 
 
     def build() -> Callable[[], object]:
         loaded, module = load_real(real)
-        module = apply_methods(methods, Model(loaded, module, real.recipe), mesh)
-        gc.collect()  # loading leaves cycles behind that hold the parameters as they were before they were sharded
-        optimizer = make_optimizer(module, real.recipe)
         batch = real_batch(loaded, real)
-        step = Step(module, loaded.call, real.recipe, optimizer)
+        step = make_step(methods, Model(loaded, module, real.recipe), mesh, batch)
 
         def run() -> None:
             with kernel_of(real), around_step(methods):
-                step(batch)
+                step()
 
         return run
 

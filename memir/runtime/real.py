@@ -6,6 +6,8 @@ this process has imported or allocated matters.
 
 from __future__ import annotations
 
+import importlib
+import importlib.util
 import os
 import pickle
 import subprocess
@@ -130,10 +132,17 @@ def vocabulary(loaded: LoadedModel) -> int:
     return min((m.num_embeddings for m in loaded.module.modules() if isinstance(m, nn.Embedding)), default=2)
 
 
+def import_libraries(recipe: Recipe) -> None:
+    """Imports what makes tensors of its own when it is first imported: they are no step's."""
+    if recipe.lora is not None:
+        importlib.import_module("peft.tuners.lora.bnb" if importlib.util.find_spec("bitsandbytes") else "peft")
+
+
 def measure(real: RealStep, adjust: Callable[[nn.Module], None] = lambda _: None) -> Measured:
     """Runs the step in this process. For figures that count from the model on, nothing may have been profiled here before."""
     torch.set_num_threads(1)  # kernels' scratch grows with the threads (docs/memory-model.md)
     with quiet():
+        import_libraries(real.recipe)
         return measure_cuda(builder(real, adjust)) if real.device == "cuda" else measure_cpu(builder(real, adjust))
 
 

@@ -5,6 +5,7 @@
     data-parallel      torch.nn.parallel.DistributedDataParallel
     context-parallel   torch.distributed.tensor.experimental's ring attention
     tensor-parallel    torch.distributed.tensor.parallel.parallelize_module
+    zero               deepspeed.initialize
 
 Methods are picklable dataclasses; their text is that of the passes, `fsdp{degree=2},tensor-parallel{degree=2}`, in any order.
 """
@@ -18,11 +19,12 @@ from memir.frontend.parallel.fsdp import Fsdp
 from memir.frontend.parallel.fsdp1 import Fsdp1
 from memir.frontend.parallel.method import Method
 from memir.frontend.parallel.tensor import TensorParallel
+from memir.frontend.parallel.zero import Zero
 from memir.options import parse_list
 from memir.registry import nearest
 
 METHODS: dict[str, type[Method]] = {
-    method.name: method for method in (ContextParallel, DataParallel, Fsdp, Fsdp1, TensorParallel)
+    method.name: method for method in (ContextParallel, DataParallel, Fsdp, Fsdp1, TensorParallel, Zero)
 }
 
 

@@ -8,7 +8,7 @@ from typing import ClassVar, Literal
 import torch
 from torch import nn
 from torch.distributed.device_mesh import DeviceMesh
-from torch.distributed.fsdp import BackwardPrefetch, CPUOffload, FullyShardedDataParallel, MixedPrecision, ShardingStrategy
+from torch.distributed.fsdp import BackwardPrefetch, FullyShardedDataParallel, MixedPrecision, ShardingStrategy
 from torch.distributed.fsdp.wrap import ModuleWrapPolicy
 
 from memir.frontend.parallel.method import DTYPES, Axis, Method, Model
@@ -40,7 +40,6 @@ class Fsdp1(Method):
     forward_prefetch: bool = False
     limit_all_gathers: bool = True
     use_orig_params: bool = True
-    offload: bool = False  # CPUOffload(offload_params=True)
 
     def axes(self) -> tuple[Axis, ...]:
         """`replicate` (hybrid strategies) and `shard`."""
@@ -60,7 +59,6 @@ class Fsdp1(Method):
             forward_prefetch=self.forward_prefetch,
             limit_all_gathers=self.limit_all_gathers,
             use_orig_params=self.use_orig_params,
-            cpu_offload=CPUOffload(offload_params=True) if self.offload else None,
             device_mesh=mesh,
             device_id=torch.device("cpu"),
         )

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+import gc
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from typing import ClassVar
@@ -13,6 +14,8 @@ from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 
 from memir.errors import UsageError
 from memir.frontend.loaded import LoadedModel
+from memir.frontend.loop import Step
+from memir.frontend.optimizers import make_optimizer
 from memir.recipe import Recipe
 
 
@@ -39,6 +42,9 @@ class Model:
         return [by_name.get(path) or by_name[f"base_model.model.{path}"] for path in self.loaded.layers]
 
 
+RunStep = Callable[[], object]
+
+
 class Method:
     """Base class; subclasses are frozen dataclasses whose fields are PyTorch's options.
 
@@ -55,6 +61,11 @@ class Method:
     def apply(self, model: Model, mesh: DeviceMesh) -> nn.Module:
         """The module that the loop calls; `mesh` has this method's own axes only."""
         raise NotImplementedError
+
+    def own_step(self, model: Model, mesh: DeviceMesh, batch: Mapping[str, torch.Tensor]) -> RunStep | None:
+        """A step that the method runs itself (a pipeline's schedule, DeepSpeed's engine), its optimizer included; None where
+        the loop's own step (`memir.frontend.loop.Step`) calls the module."""
+        return None
 
     @contextmanager
     def around_step(self) -> Iterator[None]:
@@ -88,9 +99,27 @@ def apply_methods(methods: Sequence[Method], model: Model, mesh: DeviceMesh) -> 
     """The module with every method applied, each on its own axes of `mesh`."""
     module = model.module
     for method in sorted(methods, key=lambda m: m.order):
-        own = mesh[tuple(axis.name for axis in method.axes())]
-        module = method.apply(Model(model.loaded, module, model.recipe), own)
+        module = method.apply(Model(model.loaded, module, model.recipe), _axes_of(method, mesh))
     return module
+
+
+def make_step(methods: Sequence[Method], model: Model, mesh: DeviceMesh, batch: Mapping[str, torch.Tensor]) -> RunStep:
+    """The methods applied, the optimizer made, and one step of it. UsageError where two methods have a step of their own."""
+    module = apply_methods(methods, model, mesh)
+    gc.collect()  # loading leaves cycles behind that hold the parameters as they were before they were sharded
+    applied = Model(model.loaded, module, model.recipe)
+    own = [(method, _axes_of(method, mesh)) for method in methods]
+    steps = [step for step in (method.own_step(applied, axes, batch) for method, axes in own) if step is not None]
+    if len(steps) > 1:
+        raise UsageError(f"two of {', '.join(method.name for method in methods)} run the step themselves")
+    if steps:
+        return steps[0]
+    step = Step(module, model.loaded.call, model.recipe, make_optimizer(module, model.recipe))
+    return lambda: step(batch)
+
+
+def _axes_of(method: Method, mesh: DeviceMesh) -> DeviceMesh:
+    return mesh[tuple(axis.name for axis in method.axes())]
 
 
 @contextmanager

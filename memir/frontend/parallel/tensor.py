@@ -69,6 +69,10 @@ class TensorParallel(Method):
         """The module with its parameters as DTensors on `mesh`. UsageError: not such a model, heads that do not divide."""
         if self.loss and not self.vocabulary:
             raise UsageError("tensor-parallel: loss needs the head split over the vocabulary")
+        if model.recipe.clip and not self.sequence:
+            raise UsageError(
+                "tensor-parallel: clip_grad_norm_ refuses the norms' plain gradients beside DTensors", hint="add  sequence"
+            )
         plan: dict[str, ParallelStyle] = {}
         for path, layer in zip(model.loaded.layers, model.layers, strict=True):
             plan |= {f"{path}.{name}": style for name, style in self._layer(layer, model).items()}
