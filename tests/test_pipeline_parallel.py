@@ -213,3 +213,10 @@ def test_a_parameter_of_two_stages(tiny: Program) -> None:
     tied = body.replace("aten.mm(%view_2, %head)", "aten.mm(%view_2, %tokens.weight)")
     with pytest.raises(UsageError, match="two stages use one parameter"):
         PipelineParallel(2, 0).run(parse(tied))
+
+
+def test_a_stage_without_anything_to_train(tiny: Program) -> None:
+    frozen = Pipeline.parse("freeze{cut=1}").run(tiny)
+    with pytest.raises(InconclusiveError, match="nothing is trained on stage 0"):
+        PipelineParallel(2, 0).run(frozen)
+    verify(PipelineParallel(2, 1).run(frozen))

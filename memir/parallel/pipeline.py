@@ -28,10 +28,17 @@ _RESIDENT = (Kind.PARAMETER, Kind.BUFFER, Kind.INPUT, Kind.OPTIMIZER_STATE, Kind
 
 
 def rank_step(stages: Stages, plan: Plan) -> tuple[Program, list[int]]:
-    """The rank's program, and for each of its operators the position of its origin in the whole one."""
+    """The rank's program, and for each of its operators the position of its origin in the whole one.
+
+    InconclusiveError where a stage has no backward, or what it passes on is not one tensor.
+    """
     flow = stages.flow
     assembly = Assembly(stages, plan, {number: stages.stage(number) for number in plan.stages})
     parameters: frozenset[str] = frozenset().union(*(s.parameters for s in assembly.mine.values()))
+    for number, part in assembly.mine.items():
+        if not any(op.results for op in part.backward):
+            message = f"pipeline-parallel: nothing is trained on stage {number}, and PyTorch's schedules run a backward on each"
+            raise InconclusiveError(message, hint="fewer frozen layers, or other stages with  at=")
     declare(assembly, parameters)
     run = Run(_Rank(assembly, assembly.holding), plan.gloo)
     {"gpipe": run.gpipe, "1f1b": run.one_by_one}.get(plan.schedule, run.runtime)(plan.order)
@@ -69,6 +76,7 @@ class _Rank:
     assembly: Assembly
     holding: Holding
     splits: dict[int, SplitBackward] = field(default_factory=dict)
+    templates: dict[int, dict[str, Storage]] = field(default_factory=dict)
 
     def is_last(self, stage: int) -> bool:
         """Whether it has head and loss."""
@@ -179,6 +187,7 @@ class _Rank:
     def _split(self, stage: int) -> SplitBackward:
         if stage not in self.splits:
             self.splits[stage] = split_backward(self.assembly.stages, self.assembly.mine[stage])
+            self.templates.pop(stage, None)
         return self.splits[stage]
 
     # -- between ranks
@@ -221,8 +230,7 @@ class _Rank:
         """A storage that the operator allocates is declared."""
         assembly = self.assembly
         storages = assembly.names_of(stage, micro)[1]
-        known = (*part.storages, *assembly.stages.flow.program.storages, *(s for k in self.splits.values() for s in k.storages))
-        template = next(s for s in known if s.name == name)
+        template = self._templates(part)[name]
         own = assembly.numbered(stage, micro, name)
         if template.kind == Kind.GRADIENT and template.of in part.parameters:
             first = name not in assembly.gradients
@@ -234,6 +242,14 @@ class _Rank:
         if name in followed:
             self.holding.follow(storages[name])
             self.holding.append(RUNNING, (storages[name],))
+
+    def _templates(self, part: Stage) -> dict[str, Storage]:
+        """The whole program's storages as the stage's operators have them, by name."""
+        if part.number not in self.templates:
+            split = self.splits[part.number].storages if part.number in self.splits else ()
+            every = (*self.assembly.stages.flow.program.storages, *part.storages, *split)
+            self.templates[part.number] = {s.name: s for s in every}
+        return self.templates[part.number]
 
     def _out_of_place(self, op: Op, storages: dict[str, str], received: str) -> Op:
         if op.opcode != _ADD_:

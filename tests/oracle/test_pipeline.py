@@ -41,6 +41,7 @@ CASES = {
     "llama 1f1b, outputs not returned": Case(*LLAMA, (3,), "1f1b", outputs=False),
     "llama interleaved": Case(*LLAMA, (1, 2, 3), "interleaved-1f1b"),
     "llama 1f1b on 4": Case(LLAMA[0], {"n_layers": "6", "dim": "64"}, (1, 3, 5), "1f1b", degree=4, microbatches=6),
+    "llama 1f1b, checkpointed": Case(*LLAMA, (2,), "1f1b", recipe={"checkpoint": "full"}),
     "Hugging Face's llama 1f1b": Case(*HF_LLAMA, (2,), "1f1b"),
     "gpt 1f1b, tied": Case(*GPT, (2,), "1f1b"),
     "gpt interleaved, tied": Case(*GPT, (1, 2, 3), "interleaved-1f1b", microbatches=6),
