@@ -1,6 +1,7 @@
 """The text of passes and backends, `name{key=value flag},other`, to frozen dataclasses and back. docs/ir.md has the grammar.
 
-The fields of the dataclass are the options: their names with dashes for underscores, their types as annotated.
+The fields of the dataclass are the options: their names with dashes for underscores and without one at the end, their types as
+annotated.
 """
 
 from __future__ import annotations
@@ -96,6 +97,7 @@ def _build(cursor: Cursor, cls: type[T], name: str, name_at: int, options: list[
     loose: dict[str, int] = {}
     for option in options:
         key = option.key.replace("-", "_")
+        key = f"{key}_" if key not in fields and f"{key}_" in fields else key
         known = key in fields and key != free
         if key in given or option.key in loose:
             cursor.fail(f"{name}: {option.key} is given twice", at=option.key_at)
@@ -184,7 +186,8 @@ def _default(field: dataclasses.Field[Any]) -> Any:
 
 
 def _dashed(name: str) -> str:
-    return name.replace("_", "-")
+    """A field as an option: `weight_decay` is `weight-decay`, and `name_`, as `name` is the class's own, is `name`."""
+    return name.rstrip("_").replace("_", "-")
 
 
 def _hints(cls: type) -> dict[str, Any]:

@@ -23,6 +23,7 @@ PASSES: Mapping[str, str] = MappingProxyType(
         "fsdp": "memir.passes.fsdp:Fsdp",
         "fsdp1": "memir.passes.fsdp1:Fsdp1",
         "lifetimes": "memir.passes.lifetimes:Lifetimes",
+        "optimizer": "memir.passes.optimizer:Optimizer",
         "pipeline-parallel": "memir.passes.pipeline_parallel:PipelineParallel",
         "tensor-parallel": "memir.passes.tensor_parallel:TensorParallel",
         "unroll": "memir.passes.unroll:Unroll",

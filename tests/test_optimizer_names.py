@@ -15,10 +15,10 @@ from transformers.training_args import OptimizerNames
 import memir
 from memir.cuda.optimizers import trainer_default
 from memir.errors import UsageError
-from memir.frontend.optimizer_names import BITSANDBYTES, NAMES, named
 from memir.frontend.optimizers import make_optimizer, named_optimizer, resolved_impl
 from memir.ir.core import Kind, Program
 from memir.recipe import Recipe
+from memir.updates.names import BITSANDBYTES, NAMES, named
 
 WORDS = sorted({name.value for name in OptimizerNames} & set(NAMES))
 NOT_TAKEN = (  # of other packages, or with a step that is not described

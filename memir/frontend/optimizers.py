@@ -13,8 +13,9 @@ from torch._subclasses.fake_tensor import FakeTensor
 from memir.cuda.optimizers import default_form, forms
 from memir.errors import UsageError
 from memir.frontend import optimizers_bnb, trainer
-from memir.frontend.optimizer_names import BITSANDBYTES, NAMES, TORCH, TRANSFORMERS, Named, named
 from memir.recipe import Recipe
+from memir.updates.bitsandbytes import SMALLEST_PAGED
+from memir.updates.names import BITSANDBYTES, NAMES, TORCH, TRANSFORMERS, Named, named
 
 
 def optimizer_class(name: str) -> type[torch.optim.Optimizer]:
@@ -68,7 +69,7 @@ def optimizer_notes(recipe: Recipe) -> list[str]:
         return []
     found, said = named_optimizer(recipe), []
     if found.paged and recipe.target == "cuda":
-        count = f"{optimizers_bnb.SMALLEST_PAGED:,}"
+        count = f"{SMALLEST_PAGED:,}"
         said.append(
             f"paged optimizer states (parameters of {count} elements or more) lie in managed memory: counted on the host"
         )

@@ -16,13 +16,8 @@ from typing import Any
 import torch
 
 from memir.errors import UsageError
-from memir.frontend.optimizer_names import Named
-
-SMALLEST_8BIT = 4096  # elements (`min_8bit_size`)
-BLOCK = 256  # elements that share a scale
-SMALLEST_PAGED = 100_000  # elements (`get_state_buffer`)
-_NUM_STATES = {"Adam": 2, "AdamW": 2, "Lion": 1, "RMSprop": 1}
-_KERNEL = {"Adam": "adam", "AdamW": "adam", "Lion": "lion", "RMSprop": "rmsprop"}
+from memir.updates.bitsandbytes import BLOCK, KERNEL, NUM_STATES, SMALLEST_8BIT, SMALLEST_PAGED, tables
+from memir.updates.names import Named
 
 
 def _operator(name: str) -> Any:
@@ -59,10 +54,7 @@ class Described(torch.optim.Optimizer):
     def __init__(self, parameters: Iterable[torch.Tensor], named: Named, wide: Collection[int], on_cuda: bool) -> None:
         super().__init__(list(parameters), {})
         self.named, self.wide, self.on_cuda = named, wide, on_cuda
-        self.shared: dict[str, torch.Tensor] = {}  # tensors of the optimizer itself, by name
-        if named.bits == 8:
-            tables = ("dynamic", "udynamic") if _NUM_STATES[named.cls] == 2 or not on_cuda else ("dynamic",)
-            self.shared = {f"optimizer.{name}": torch.empty(256) for name in tables}
+        self.shared = {name: torch.empty(256) for name in tables(named, on_cuda)}  # tensors of the optimizer itself
 
     @torch.no_grad()
     def step(self, closure: Any = None) -> None:  # type: ignore[override]  # no closure is called
@@ -73,18 +65,18 @@ class Described(torch.optim.Optimizer):
             if not self.state[parameter]:
                 self._init(parameter)
             state = self.state[parameter]
-            states = [state[f"state{i + 1}"] for i in range(_NUM_STATES[self.named.cls])]
+            states = [state[f"state{i + 1}"] for i in range(NUM_STATES[self.named.cls])]
             bits = 8 if states[0].dtype == torch.uint8 else 32
             scales = [state[f"absmax{i + 1}"] for i in range(len(states))] if bits == 8 else []
-            tables = list(self.shared.values())[: len(states)] if bits == 8 else []
+            shared = list(self.shared.values())[: len(states)] if bits == 8 else []
             parameter.grad = parameter.grad.contiguous()
-            update = _UPDATES[_KERNEL[self.named.cls], bits]
-            update(parameter.grad, parameter, states + scales, tables)
+            update = _UPDATES[KERNEL[self.named.cls], bits]
+            update(parameter.grad, parameter, states + scales, shared)
 
     def _init(self, parameter: torch.Tensor) -> None:
         count = parameter.numel()
         narrow = self.named.bits == 8 and count >= SMALLEST_8BIT and id(parameter) not in self.wide
-        for i in range(_NUM_STATES[self.named.cls]):
+        for i in range(NUM_STATES[self.named.cls]):
             state = torch.zeros_like(parameter, dtype=torch.uint8 if narrow else torch.float32)
             if self.named.paged and self.on_cuda and count >= SMALLEST_PAGED:
                 setattr(state, "is_paged", True)  # noqa: B010 (the attribute that bitsandbytes gives it)
