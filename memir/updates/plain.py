@@ -81,8 +81,8 @@ def _adagrad(tape: Tape, members: Sequence[Member], choice: Choice) -> None:
 
 def _adagrad_loop(tape: Tape, members: Sequence[Member], choice: Choice) -> None:
     for m in tape.each(members):
-        tape.run("aten.add_.Tensor", m.states["step"])
         gradient = m.gradient
+        tape.run("aten.add_.Tensor", m.states["step"])
         gradient = gradient_with_decay(tape, m, choice)
         tape.run("aten.addcmul_", m.states["sum"], gradient, gradient)
         made = tape.make(m, "aten.sqrt", m.states["sum"], shape=m.shape, dtype=m.dtype)

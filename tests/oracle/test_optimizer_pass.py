@@ -134,7 +134,7 @@ def test_decay_that_is_not_decoupled(plain: Program, name: str, impl: Any) -> No
     "options",
     [
         {"clip": 1.0, "zero_grad": "first"},
-        {"accumulate": 2, "keep_outputs": True, "function": True},
+        {"accumulate": 2},
         {"target": "cpu", "dtype": "f32", "clip": 1.0},
     ],
     ids=str,
