@@ -73,7 +73,12 @@ class Lora:
         return text + (f",targets={','.join(self.targets)}" if self.targets else "")
 
 
-_KINDS = {"nf4": ("double", "keep"), "fp4": ("double", "keep"), "int8": ("keep",), "gptq": ("bits", "group", "kernel")}
+_KINDS = {
+    "nf4": ("double", "keep", "trl"),
+    "fp4": ("double", "keep", "trl"),
+    "int8": ("keep",),
+    "gptq": ("bits", "group", "kernel"),
+}
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,6 +88,7 @@ class Quantize:
     kind: str = "nf4"  # "nf4" or "fp4": the values differ, the bytes do not; "int8"; "gptq"
     double: bool = False  # 4 bits: the scales are quantized too (bnb_4bit_use_double_quant)
     keep: bool = False  # the rest stays in the recipe's dtype; else fp32, as prepare_model_for_kbit_training has it
+    trl: bool = False  # 4 bits: embeddings and the head are bf16 again, as TRL's SFTTrainer has them with bf16
     bits: int = 4  # gptq: 2, 3 (torch only), 4 or 8
     group: int = 128  # gptq: inputs that share a scale; -1: all of a layer
     kernel: str = "triton"  # gptq: "triton" dequantizes again in backward, "torch" keeps the matrix
@@ -93,6 +99,7 @@ class Quantize:
         kind, *words = (word.strip() for word in text.split(","))
         if kind not in _KINDS:
             hint = "known: nf4, fp4  with  ,double  (scales quantized too) and  ,keep  (norms and embeddings stay 16-bit);"
+            hint += "\nor  ,trl  (norms fp32, embeddings and head bf16);"
             hint += "\nint8  with  ,keep;  gptq  with  ,bits=4,group=128,kernel=triton"
             raise UsageError(f"--quantize: {kind!r} is no kind of quantization", hint=hint)
         known = _KINDS[kind]
@@ -114,6 +121,8 @@ class Quantize:
         return Quantize(kind, **given)
 
     def __post_init__(self) -> None:
+        if self.keep and self.trl:
+            raise UsageError("--quantize: keep widens nothing, trl all but embeddings and head: give one of them")
         if self.kernel not in ("triton", "torch"):
             raise UsageError(f"--quantize: kernel is triton or torch, not {self.kernel!r}")
         if self.bits not in (2, 3, 4, 8) or (self.bits == 3 and self.kernel == "triton"):
@@ -124,7 +133,7 @@ class Quantize:
     def __str__(self) -> str:
         if self.kind == "gptq":
             return f"gptq,bits={self.bits},group={self.group},kernel={self.kernel}"
-        return ",".join([self.kind, *(name for name in ("double", "keep") if getattr(self, name))])
+        return ",".join([self.kind, *(name for name in ("double", "keep", "trl") if getattr(self, name))])
 
 
 @dataclass(frozen=True, slots=True)
@@ -160,6 +169,10 @@ class Recipe:
         if self.quantize is not None and self.lora is None and self.mode == "train":
             hint = "add  --lora r=16"
             raise UsageError("quantize: quantized weights cannot be trained, and there are no adapters", hint=hint)
+        if self.quantize is not None and self.quantize.trl and self.dtype != "bf16":
+            raise UsageError(
+                f"quantize: TRL narrows embeddings and head with bf16 only, not {self.dtype}", hint="leave out trl"
+            )
         if self.quantize is not None and self.quantize.kind == "gptq":
             if self.target != "cuda":
                 raise UsageError("quantize: gptq is described on cuda only")

@@ -33,7 +33,7 @@ def llama(tmp_path: Path) -> str:
 
 
 @pytest.mark.parametrize(
-    "text", ["nf4", "fp4,double", "nf4,double,keep", "int8", "int8,keep", "gptq,bits=3,group=-1,kernel=torch"]
+    "text", ["nf4", "fp4,double", "nf4,double,keep", "nf4,double,trl", "int8", "int8,keep", "gptq,bits=3,group=-1,kernel=torch"]
 )
 def test_a_spelling_reads_back(text: str) -> None:
     assert str(Quantize.parse(text)) == text
@@ -46,6 +46,8 @@ def test_a_spelling_reads_back(text: str) -> None:
         ("", "'' is no kind"),
         ("nf4,triple", "'triple' is no option"),
         ("nf4,double,double", "'double' is given twice"),
+        ("int8,trl", "'trl' is no option of int8"),
+        ("nf4,keep,trl", "give one of them"),
         ("int8,double", "'double' is no option of int8"),
         ("nf4,bits=4", "'bits=4' is no option of nf4"),
         ("gptq,keep", "'keep' is no option of gptq"),
@@ -67,6 +69,21 @@ def test_quantized_weights_need_adapters_to_train() -> None:
     with pytest.raises(UsageError, match="cannot be trained"):
         Recipe(quantize=Quantize())
     Recipe(quantize=Quantize(), mode="forward")
+
+
+def test_trl_casts_with_bf16_only() -> None:
+    with pytest.raises(UsageError, match="with bf16 only, not f16"):
+        Recipe(quantize=Quantize(trl=True), lora=LORA, dtype="f16")
+
+
+def test_trl_leaves_norms_in_fp32_and_the_rest_in_bf16(llama: str) -> None:
+    """Embedding and head [512, 128] in 2 bytes, five norms of 128 in 4; beside them what is quantized, and the adapters."""
+    plain, trl, kept = (
+        bytes_of(memir.trace(llama, Recipe(lora=LORA, quantize=quantize), batch=2, seq=32).program, Kind.PARAMETER)
+        for quantize in (Quantize(), Quantize(trl=True), Quantize(keep=True))
+    )
+    assert plain - trl == 2 * 512 * 128 * 2
+    assert trl - kept == 5 * 128 * 2
 
 
 def bytes_of(program: Program, kind: Kind) -> int:

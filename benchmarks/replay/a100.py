@@ -11,6 +11,7 @@ reentrant, and adapters with a dropout of 0.1.
 - "none" rows: bf16 weights, no autocast.
 - "accelerated-peft-bnb" rows: nf4 with quantized scales, what is not quantized in bf16, and bf16 autocast: the peak has the
   bf16 copies of the adapters that autocast keeps (2 bytes for each of their elements).
+- "baseline-peft-bnb" rows (`no_peft_model`): TRL's SFTTrainer prepares the model; norms are fp32, embeddings and head bf16.
 """
 
 from __future__ import annotations
@@ -23,11 +24,13 @@ LORA = Lora(r=16, alpha=16, dropout=0.1, targets=("q_proj", "k_proj", "v_proj", 
 FULL = Recipe(loop="trainer", attention="flash-attn-2", checkpoint="full")
 ADAPTED = replace(FULL, lora=LORA)
 BNB = replace(ADAPTED, quantize=Quantize(double=True, keep=True), amp="bf16")
+TRL = replace(BNB, quantize=Quantize(double=True, trl=True))
 GPTQ = replace(ADAPTED, quantize=Quantize("gptq"), dtype="f16", amp="f16")
 RECIPES = {
     "full": FULL,
     "lora": ADAPTED,
     "accelerated-peft-bnb": BNB,
+    "baseline-peft-bnb": TRL,
     "accelerated-peft-autogptq": GPTQ,
     "accelerated-peft-autogptq, no groups": replace(GPTQ, quantize=Quantize("gptq", group=-1)),
 }
@@ -68,6 +71,10 @@ FACTS = (
     Fact("accelerated-peft-bnb", "Llama-2-70b", "llama-2-70b", 4, 4096, 68_126_381_056, 37_179_001_856),
     Fact("accelerated-peft-bnb", "Mixtral-8x7B", "mixtral-8x7b", 4, 4096, 36_731_843_072, 24_664_501_248),
     Fact("accelerated-peft-bnb", "Mixtral-8x7B", "mixtral-8x7b", 8, 4096, 48_770_183_680, 24_664_894_464),
+    Fact("baseline-peft-bnb", "Mistral-7B", "mistral-7b", 4, 4096, 20_669_338_112, 4_307_028_992),
+    Fact("baseline-peft-bnb", "Mistral-7B", "mistral-7b", 8, 4096, 37_002_646_016, 4_307_422_208),
+    Fact("baseline-peft-bnb", "Mixtral-8x7B", "mixtral-8x7b", 4, 4096, 42_794_268_160, 24_665_033_728),
+    Fact("baseline-peft-bnb", "Mixtral-8x7B", "mixtral-8x7b", 8, 4096, 60_545_920_512, 24_665_426_944),
     Fact("accelerated-peft-autogptq", "Mistral-7B", "mistral-7b", 4, 4096, 16_404_148_736, 4_336_806_912),
     Fact("accelerated-peft-autogptq", "Mistral-7B", "mistral-7b", 8, 4096, 28_442_489_344, 4_337_200_128),
     Fact("accelerated-peft-autogptq, no groups", "Mixtral-8x7B", "mixtral-8x7b", 4, 4096, 36_041_912_832, 23_974_571_008),

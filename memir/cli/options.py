@@ -98,7 +98,7 @@ _OPTIONS: tuple[Decorator, ...] = (
     click.option(
         "--quantize",
         metavar="SPEC",
-        help="Base weights in few bits: nf4, fp4 (,double ,keep), int8, gptq,bits=4,group=128.",
+        help="Base weights in few bits: nf4, fp4 (,double ,keep ,trl), int8, gptq,bits=4,group=128.",
     ),
     click.option(
         "--dropout", type=click.Choice(("on", "off")), default="on", show_default=True, help="Off sets every dropout to 0."

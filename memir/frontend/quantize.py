@@ -26,6 +26,7 @@ from memir.frontend.quantize_int8 import Linear8bit
 from memir.recipe import Quantize
 
 BLOCK = 64  # weights a scale (`quantize_4bit`, blocksize)
+_NARROWED = ("lm_head", "embed_tokens", "wte", "wpe")
 BLOCK_OF_SCALES = 256  # scales that share one, with double quantization (`quantize_4bit`, compress_statistics)
 
 
@@ -115,8 +116,9 @@ def quantize_linear_layers(loaded: LoadedModel, quantize: Quantize, target: str)
     """Puts a quantized layer in the place of every linear layer but the output head, freezes all, and widens the rest to fp32.
 
     Which layers stay: transformers/quantizers/base.py, `get_keys_to_not_convert`; GPTQ takes those of the decoder layers. The
-    widening (unless `keep`, and never with GPTQ) is peft/utils/other.py, `prepare_model_for_kbit_training`. UsageError where
-    there is nothing to quantize.
+    widening (unless `keep`, and never with GPTQ) is peft/utils/other.py, `prepare_model_for_kbit_training`; with `trl` what is
+    no norm and one of `_NARROWED` is bf16 again (trl/trainer/utils.py, `peft_module_casting_to_bf16`, release 0.13). UsageError
+    where there is nothing to quantize.
     """
     module = loaded.module
     kept = _kept_in_full(module)
@@ -146,11 +148,20 @@ def quantize_linear_layers(loaded: LoadedModel, quantize: Quantize, target: str)
     if quantize.kind == "int8" and target == "cuda":
         loaded.assumptions.append("int8: no column of a layer's input holds an outlier (6.0 or more); it depends on the data")
     narrow = {id(layer.bias) for layer in module.modules() if isinstance(layer, Linear4bit) and layer.bias is not None}
+    if quantize.trl:
+        narrow |= {id(p) for name, p in module.named_parameters() if _narrowed(name, module)}
     for parameter in module.parameters():
         parameter.requires_grad_(False)
         floats = parameter.dtype in (torch.float16, torch.bfloat16) and not hasattr(parameter, "quant_state")
         if not quantize.keep and quantize.kind != "gptq" and floats and id(parameter) not in narrow:
             parameter.data = parameter.data.float()
+
+
+def _narrowed(name: str, module: nn.Module) -> bool:
+    """Whether TRL makes the parameter bf16 again: its module's name says so, and it is no norm."""
+    owner = name.rpartition(".")[0]
+    is_norm = "norm" in owner or isinstance(module.get_submodule(owner), nn.LayerNorm)
+    return not is_norm and any(word in owner for word in _NARROWED)
 
 
 def _quantized(layer: nn.Module, quantize: Quantize, target: str, name: str) -> nn.Module:
