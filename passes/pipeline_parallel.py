@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from typing import ClassVar, Literal
 
-from memir.errors import UsageError
+from memir.errors import InconclusiveError, UsageError
 from memir.ir.core import Program
 from memir.ir.size import Size
 from memir.ir.unroll import has_repeats, unroll
@@ -62,11 +62,11 @@ class PipelineParallel:
         flow = Flow(flat)
         check_input(flow)
         many = self.microbatches or self.degree
-        a_rank = 1 if self.schedule in ("gpipe", "1f1b") else self.a_rank
+        a_rank = {"gpipe": 1, "1f1b": 1, "zbv": 2}.get(self.schedule, self.a_rank)
         depth, total = layers_of(flow).depth, self.degree * a_rank
         cuts = given(self.at, depth, total) if self.at else balanced(depth, total)
         plan = Plan(
-            stages_of(self.stage, self.degree, a_rank),
+            stages_of(self.schedule, self.stage, self.degree, a_rank),
             self.schedule,
             actions(self.schedule, self.stage, self.degree, a_rank, many),
             many,
@@ -74,5 +74,8 @@ class PipelineParallel:
             self.scale,
             self.gloo,
         )
+        if self.schedule == "zbv" and self.tied == "copy":
+            message = "pipeline-parallel: zbv has the first and the last stage on one rank, and a copy of a parameter of both"
+            raise InconclusiveError(message, hint="another schedule, or no tied embedding")
         new, _ = rank_step(Stages(flow, cuts, tied=self.tied == "copy"), plan)
         return replace(new, mesh=(*program.mesh, (self.name, Size.of(self.degree))))

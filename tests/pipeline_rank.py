@@ -24,6 +24,7 @@ from torch.distributed.pipelining import (
     ScheduleGPipe,
     ScheduleInterleaved1F1B,
     ScheduleInterleavedZeroBubble,
+    ScheduleZBVZeroBubble,
 )
 from torch.distributed.pipelining.schedules import PipelineScheduleMulti
 
@@ -36,6 +37,7 @@ SCHEDULES = {
     "1f1b": Schedule1F1B,
     "interleaved-1f1b": ScheduleInterleaved1F1B,
     "zero-bubble": ScheduleInterleavedZeroBubble,
+    "zbv": ScheduleZBVZeroBubble,
 }
 
 
@@ -151,7 +153,7 @@ def builder(case: Case, rank: int) -> Callable[[], Callable[[], object]]:
         loss = loss_of(model)
         total = len(case.cuts) + 1
         ends = [0, *case.cuts, len(layers)]
-        mine = range(rank, total, case.degree)
+        mine = (rank, total - 1 - rank) if case.schedule == "zbv" else range(rank, total, case.degree)
         parts = [
             Part(first if n == 0 else None, layers[ends[n] : ends[n + 1]], last if n == total - 1 else None, beside())
             for n in mine

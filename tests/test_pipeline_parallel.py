@@ -11,7 +11,7 @@ import pytest
 
 from memir.analysis.liveness import timeline
 from memir.errors import InconclusiveError, MemirError, UsageError
-from memir.ir.core import Kind, Program
+from memir.ir.core import Kind, Op, Program
 from memir.ir.parser import parse
 from memir.ir.verify import verify
 from memir.parallel.every_stage import num_stages, of_each_stage
@@ -136,6 +136,12 @@ def test_schedules_are_those_of_pytorch() -> None:
         for rank in range(degree):
             mine = [(a.kind, a.stage, a.micro) for a in actions("zero-bubble", rank, degree, a_rank, many)]
             assert mine == listed(bubbles._calculate_single_rank_operations(rank))
+    for degree, many in ((2, 2), (2, 3), (2, 8), (4, 4), (4, 7), (4, 10)):
+        v = torchs.ScheduleZBVZeroBubble.__new__(torchs.ScheduleZBVZeroBubble)
+        v.pp_group_size, v.num_stages, v._n_microbatches = degree, 2 * degree, many
+        for rank in range(degree):
+            mine = [(a.kind, a.stage, a.micro) for a in actions("zbv", rank, degree, 2, many)]
+            assert mine == listed(v._calculate_single_rank_operations(rank))
 
 
 def test_a_split_backward_makes_the_same_gradients_and_keeps_the_gradients_of_inputs(tiny: Program) -> None:
@@ -177,6 +183,7 @@ def test_every_stage_of_a_pipeline() -> None:
         ({"degree": 2, "microbatches": 1}, UsageError, "do not fill 2 stages"),
         ({"degree": 2, "schedule": "interleaved-1f1b", "microbatches": 5, "at": (0, 1, 2)}, UsageError, "equal rounds"),
         ({"degree": 8}, UsageError, "do not fill 8 stages"),
+        ({"degree": 2, "schedule": "zbv", "tied": "copy"}, InconclusiveError, "first and the last stage on one rank"),
     ],
     ids=str,
 )
@@ -213,6 +220,19 @@ def test_a_parameter_of_two_stages(tiny: Program) -> None:
     tied = body.replace("aten.mm(%view_2, %head)", "aten.mm(%view_2, %tokens.weight)")
     with pytest.raises(UsageError, match="two stages use one parameter"):
         PipelineParallel(2, 0).run(parse(tied))
+
+
+def test_a_v_passes_tensors_between_its_stages_without_messages(tiny: Program) -> None:
+    """Rank 1 of 2 has the stages 1 and 2: what goes between them stays until the next step's takes its place."""
+    program = PipelineParallel(2, 1, "zbv", 2).run(tiny)
+    verify(program)
+    phases = {p.name: [op.opcode for op in p.ops if isinstance(op, Op)] for p in program.phases}
+    assert "c10d.send" not in phases["stage1.micro0.forward"]
+    assert "c10d.recv_" not in phases["stage2.micro0.forward"]
+    assert "c10d.recv_" in phases["stage1.micro0.forward"]
+    assert "c10d.send" in phases["stage2.micro0.forward"]
+    kept = [s for s in program.storages if s.live_out and s.kind == Kind.ACTIVATION]
+    assert len(kept) == 2 * 3  # of each micro-batch: the hidden state, its gradient, and the gradient that stage 1 sent back
 
 
 def test_a_stage_without_anything_to_train(tiny: Program) -> None:

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 
-from memir.ir.core import Op, Storage, Value
+from memir.ir.core import Kind, Op, Storage, Value
 from memir.parallel.holding import Holding
 from memir.parallel.schedules import Action, Schedule
 from memir.parallel.stages import Stage, Stages
@@ -66,6 +67,16 @@ class Assembly:
         """An operator in front of all others."""
         self.phases[0][1].insert(0, op)
         self.origins.insert(0, 0)
+
+    def pass_on(self, stage: int, micro: int, tensor: Sequence[Value], value: str, storage: str) -> None:
+        """A tensor becomes the buffer of another stage of this rank, where it stays until the next step's takes its place."""
+        values, storages = self.names_of(stage, micro)
+        values |= {v.name: value for v in tensor}
+        storages[tensor[0].storage] = storage
+        self.storages[storage] = replace(self.storages[storage], kind=Kind.ACTIVATION, live_out=True)
+        before = f"{storage}/before"
+        self.storages[before] = replace(self.storages[storage], name=before, live_in=True, live_out=False)
+        self.emit(Op("memir.free", frees=(before,), source="set_local_fwd_input"), self.origins[-1])
 
     def settle(self) -> None:
         """What nobody holds any more dies after the last operator."""

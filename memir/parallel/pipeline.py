@@ -93,7 +93,8 @@ class _Rank:
         output = logits(self.assembly.stages, part) if self.is_last(stage) else part.leaves[0]
         assembly.begin(f"stage{stage}.micro{micro}.forward")
         values, storages = assembly.names_of(stage, micro)
-        self._receive(part.enters, values, part.origins[0])
+        if stage - 1 not in assembly.mine:
+            self._receive(part.enters, values, part.origins[0])
         end = end_of_model(self.assembly.stages, part) if self.is_last(stage) else len(part.forward)
         for op, origin in zip(part.forward[:end], part.origins[0][:end], strict=True):
             if op.opcode == "memir.free" and op.frees and all(map(assembly.lives_in, op.frees)):
@@ -101,8 +102,13 @@ class _Rank:
                     assembly.emit(op, origin)
                 continue
             self._run(part, stage, micro, op, origin, {output.storage})
-        self._send(part.leaves, values, part.origins[0])
         made = storages[output.storage]
+        if stage + 1 in assembly.mine:
+            after = assembly.mine[stage + 1].enters
+            assembly.pass_on(stage + 1, micro, after, values.get(output.name, output.name), made)
+            self.holding.put(f"buffer {stage + 1} {micro}", (made,))
+        else:
+            self._send(part.leaves, values, part.origins[0])
         if self.is_last(stage):
             assembly.outputs.append(replace(output, name=values.get(output.name, output.name), storage=made))
             if assembly.plan.outputs:
@@ -149,9 +155,15 @@ class _Rank:
         split = self._split(stage)
         assembly.begin(f"stage{stage}.micro{micro}.input.backward")
         values, storages = assembly.names_of(stage, micro)
-        self._receive(part.gradient, values, part.origins[1])
+        if stage + 1 not in assembly.mine:
+            self._receive(part.gradient, values, part.origins[1])
         for op, origin in split.inputs:
             self._run(part, stage, micro, op, origin, set())
+        if stage - 1 in assembly.mine:
+            name = part.returned[0].name
+            before = assembly.mine[stage - 1].gradient
+            assembly.pass_on(stage - 1, micro, before, values.get(name, name), storages[split.returned])
+            return
         assembly.carried.append(storages[split.returned])
         self._send(part.returned, values, part.origins[1])
 

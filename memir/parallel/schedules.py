@@ -13,7 +13,7 @@ from typing import Literal
 
 from memir.errors import UsageError
 
-Schedule = Literal["gpipe", "1f1b", "interleaved-1f1b", "zero-bubble"]
+Schedule = Literal["gpipe", "1f1b", "interleaved-1f1b", "zero-bubble", "zbv"]
 Kind = Literal["F", "B", "I", "W"]  # a forward; a whole backward, or that of the input, and that of the weights
 
 
@@ -26,8 +26,12 @@ class Action:
     micro: int
 
 
-def stages_of(rank: int, degree: int, a_rank: int) -> tuple[int, ...]:
-    """The stages of a rank that has `a_rank` of them, in a loop (`generate_stage_to_rank_mapping`): rank, rank + degree, ..."""
+def stages_of(schedule: Schedule, rank: int, degree: int, a_rank: int) -> tuple[int, ...]:
+    """The stages of a rank that has `a_rank` of them (`generate_stage_to_rank_mapping`): rank, rank + degree, ...; of a V, both
+    of its arms at one height.
+    """
+    if schedule == "zbv":
+        return (rank, 2 * degree - 1 - rank)
     return tuple(rank + turn * degree for turn in range(a_rank))
 
 
@@ -44,6 +48,8 @@ def actions(schedule: Schedule, rank: int, degree: int, a_rank: int, microbatche
             message = f"1f1b: {microbatches} micro-batches do not fill {degree} stages"
             raise UsageError(message, hint=f"pipeline-parallel{{degree={degree} schedule=1f1b microbatches={degree}}}")
         return _one_by_one(min(microbatches, degree - rank) - 1, microbatches, lambda _: rank, lambda _: rank)
+    if schedule == "zbv":
+        return _v(rank, degree, microbatches)
     return _interleaved(schedule, rank, degree, a_rank, microbatches)
 
 
@@ -92,3 +98,41 @@ def _one_by_one(
     for step in range(total - delay, total) if delay is not None else ():
         run("W", backward(step))
     return tuple(order)
+
+
+def _v(rank: int, degree: int, microbatches: int) -> tuple[Action, ...]:
+    """ScheduleZBVZeroBubble (arXiv 2401.10241, section 6): micro-batches go down one arm of a V and up the other.
+
+    The order is that of at least 2 * degree - 1 micro-batches, from which those that there are not are left out.
+    """
+    down, up = rank, 2 * degree - 1 - rank
+    many = max(2 * degree - 1, microbatches)
+    done: Counter[tuple[Kind, int]] = Counter()
+    order: list[Action] = []
+
+    def run(stage: int, *kinds: Kind) -> None:
+        for kind in kinds:
+            order.append(Action(kind, stage, done[kind, stage]))
+            done[kind, stage] += 1
+
+    for _ in range(2 * (degree - rank) - 1):
+        run(down, "F")
+    for _ in range(rank):
+        run(up, "F")
+        run(down, "F")
+    for _ in range(degree - rank):
+        run(up, "F", "I", "W")
+    while done["F", up] < done["F", down] or done["F", down] < many:
+        if done["F", down] < many:
+            run(down, "F")
+        run(down, "I", "W")
+        run(up, "F", "I", "W")
+    for _ in range(rank):
+        run(down, "I")
+        run(up, "I")
+    for _ in range(degree - rank):
+        run(down, "I", "W")
+    for stage in (up, down):
+        while done["W", stage] < done["I", stage]:
+            run(stage, "W")
+    return tuple(action for action in order if action.micro < microbatches)

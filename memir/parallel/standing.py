@@ -39,8 +39,10 @@ def declare(assembly: Assembly, parameters: frozenset[str]) -> None:
             assembly.storages[storage.name] = storage
             assembly.values += own
     for number, stage in assembly.mine.items():
-        _buffers(assembly, number, RECEIVED, stage.enters)
-        _buffers(assembly, number, RECEIVED_GRADIENT, stage.gradient)
+        if number - 1 not in assembly.mine:
+            _buffers(assembly, number, RECEIVED, stage.enters)
+        if number + 1 not in assembly.mine:
+            _buffers(assembly, number, RECEIVED_GRADIENT, stage.gradient)
     assembly.named |= {v.name for v in assembly.values}
 
 

@@ -48,6 +48,8 @@ CASES = {
     "llama zero-bubble": Case(*LLAMA, (1, 2, 3), "zero-bubble"),
     "Hugging Face's llama zero-bubble": Case(*HF_LLAMA, (1, 2, 3), "zero-bubble"),
     "gpt zero-bubble, tied": Case(*GPT, (1, 2, 3), "zero-bubble", microbatches=2, outputs=False),
+    "llama zbv": Case(*LLAMA, (1, 2, 3), "zbv"),
+    "Hugging Face's llama zbv": Case(*HF_LLAMA, (1, 2, 3), "zbv", microbatches=2, outputs=False),
     "gpt-2 gpipe, tied": Case(*GPT2, (2,), "gpipe", microbatches=3),
 }
 
@@ -85,7 +87,7 @@ def test_every_rank(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) 
             schedule=case.schedule,  # type: ignore[arg-type]
             microbatches=case.microbatches,
             at=case.cuts,
-            tied="copy",
+            tied="error" if case.schedule == "zbv" else "copy",
             outputs=case.outputs,
             gloo=True,
         ).run(traced.program)
