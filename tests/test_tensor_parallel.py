@@ -15,7 +15,7 @@ from memir.ir.unroll import bind, unroll
 from memir.ir.verify import verify
 from memir.passes.activation_checkpoint import ActivationCheckpoint
 from memir.passes.tensor_parallel import TensorParallel
-from memir.recipe import Recipe
+from memir.recipe import Lora, Recipe
 
 EXAMPLES = Path(__file__).parents[1] / "examples"
 AT = {"B": 2, "S": 32}
@@ -125,6 +125,13 @@ def test_sequence_needs_a_multiple(llama: Program) -> None:
     assert "S % 2 == 0" in TensorParallel(2, sequence=True).run(llama).domain
     with pytest.raises(UsageError, match="33"):
         TensorParallel(2, sequence=True).run(bind(llama, {"S": 33}))
+
+
+def test_adapters_are_not_followed() -> None:
+    recipe = Recipe(target="cpu", dtype="f32", optimizer="none", lora=Lora(r=4, targets=("wq", "wv")))
+    program = memir.trace(str(EXAMPLES / "llama.py:small"), recipe, sets={"n_layers": "1"}, batch=2, seq=16).program
+    with pytest.raises(InconclusiveError, match="two chains"):
+        TensorParallel(2).run(program)
 
 
 def test_nothing_to_split() -> None:

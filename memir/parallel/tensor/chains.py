@@ -62,7 +62,11 @@ class Plan:
 
 
 def plan_of(graph: Graph) -> Plan:
-    """The plan. InconclusiveError where no products chain, and for an operator between two that has no dimension rule."""
+    """The plan.
+
+    InconclusiveError where no products chain, for an operator between two that has no dimension rule, and for what the plan
+    would leave whole or split in two ways: experts, adapters.
+    """
     linears = linears_of(graph)
     first = [x for x in linears if graph.flow.phase[x.position].endswith("forward")]
     by_position = {x.position: x for x in first}
@@ -79,7 +83,12 @@ def plan_of(graph: Graph) -> Plan:
         chain = _chain(graph, reach, by_position)
         if chain is not None:
             chains.append(chain)
-            taken |= {x.position for x in (*chain.columns, *chain.rows)}
+            mine = {x.position for x in (*chain.columns, *chain.rows)}
+            if both := taken & mine:
+                where = f"{by_position[min(both)].weight} @{graph.flow.ops[min(both)].path}"
+                raise InconclusiveError("a product is within two chains, as those of adapters are", where=where)
+            taken |= mine
+    _refuse_experts(graph)
     if not chains:
         raise InconclusiveError(
             "no matrix products chain: there is nothing to split", where=f"program @{graph.flow.program.name}"
@@ -93,6 +102,15 @@ def plan_of(graph: Graph) -> Plan:
     )
     heads = tuple(x for x in first if x.position not in taken and _makes_logits(graph, x))
     return Plan(tuple(_with_second_runs(graph, c, linears) for c in chains), lookups, heads)
+
+
+def _refuse_experts(graph: Graph) -> None:
+    """Experts' weights are stacked, [experts, out, in]: splitting those is another plan."""
+    kinds = {s.name: s.kind for s in graph.flow.program.storages}
+    for value in graph.flow.program.values:
+        if kinds[value.storage] == Kind.PARAMETER and len(value.shape) > 2:
+            message = f"tensor-parallel: a parameter of {len(value.shape)} dimensions, as experts have, cannot be split yet"
+            raise InconclusiveError(message, where=value.storage, hint="expert-parallel{degree=...}  splits the experts")
 
 
 def _summed(graph: Graph, linear: Linear) -> list[tuple[str, Part]]:

@@ -16,7 +16,7 @@ from memir.ir.layout import contiguous
 from memir.ir.size import ONE, ZERO, Size
 from memir.parallel.edit import Edit
 from memir.parallel.shards import product
-from memir.parallel.tensor.boundaries import MARK
+from memir.parallel.tensor.marks import MARK
 from memir.parallel.tensor.names import suffixed
 from memir.parallel.tensor.placements import Placed
 

@@ -12,10 +12,11 @@ from memir.ir.opset import scratch_of
 from memir.ir.reshape import Part
 from memir.ir.size import Size
 from memir.parallel.edit import Edit
-from memir.parallel.tensor.boundaries import MARK, Marked
+from memir.parallel.tensor.boundaries import Marked
 from memir.parallel.tensor.chains import Plan
 from memir.parallel.tensor.linears import SHAPES
 from memir.parallel.tensor.local import Local
+from memir.parallel.tensor.marks import MARK
 from memir.parallel.tensor.walk import Graph, Reach, beyond, walk
 from memir.rewrite.flow import Flow
 
