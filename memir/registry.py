@@ -27,6 +27,7 @@ PASSES: Mapping[str, str] = MappingProxyType(
         "pipeline-parallel": "memir.passes.pipeline_parallel:PipelineParallel",
         "tensor-parallel": "memir.passes.tensor_parallel:TensorParallel",
         "unroll": "memir.passes.unroll:Unroll",
+        "zero": "memir.passes.zero:Zero",
     }
 )
 BACKENDS: Mapping[str, str] = MappingProxyType(

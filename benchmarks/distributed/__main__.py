@@ -76,6 +76,17 @@ def published(only: str, save: bool, data: bool) -> None:
         sys.exit(1)
 
 
+@main.command()
+@click.option("--table", "only", is_flag=True, help="Only the page, from the committed measurements.")
+def zero(only: bool) -> None:
+    """DeepSpeed's ZeRO beside the pass: zero.csv and zero.md. Needs DeepSpeed, but for --table."""
+    from benchmarks.distributed.zero import HERE, measured, read, table, write
+
+    if not only:
+        write(measured(click.echo))
+    (HERE / "zero.md").write_text(table(read()))
+
+
 if __name__ == "__main__":
     try:
         main(standalone_mode=False)
