@@ -152,6 +152,7 @@ def wide_step(
     sets: Mapping[str, object] | None = None,
     inputs: str | None = None,
     trust_remote_code: bool = False,
+    parallel: str = "",
     symbols: Collection[str] | None = None,
     seed: int = 0,
     progress: Progress = lambda _: None,
@@ -170,6 +171,9 @@ def wide_step(
     from memir.frontend.load import load_target
     from memir.frontend.quiet import quiet
     from memir.frontend.widths.trace import trace_wide
+    from memir.pipeline import Pipeline
+
+    passes = Pipeline.parse(parallel)
 
     def load_at(further: Mapping[str, str], recipe: Recipe) -> LoadedModel:
         """The model with further options."""
@@ -182,15 +186,20 @@ def wide_step(
         if seq is None:  # well within a table of positions: its last length runs other operators
             seq = min(DEFAULT_SEQ, (loaded.max_seq or 2 * DEFAULT_SEQ) // 2)
         wide = trace_wide(load_at, loaded, recipe, max(2, batch or 2), max(2, seq), seed, progress, symbols)
+    if passes.passes:
+        progress(f"applying {passes.spec()}")
     return WideStep(
-        program=wide.program,
+        program=passes.run(wide.program),
         symbols=wide.widths.symbols,
         fields=(*wide.widths.fields, *((name, "L") for name in _depth_fields(loaded))),
         env=wide.env,
         name=loaded.target,
         source=loaded.source,
         num_parameters=wide.num_parameters,
-        recipe=tuple((field.name, getattr(recipe, field.name)) for field in fields(recipe)),
+        recipe=(
+            *((field.name, getattr(recipe, field.name)) for field in fields(recipe)),
+            *((("parallel", passes.spec()),) if passes.passes else ()),
+        ),
         versions=versions(),
         numbers=wide.numbers,
         assumptions=wide.assumptions,

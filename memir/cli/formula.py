@@ -9,6 +9,7 @@ from pathlib import Path
 import click
 
 from memir.cli.options import Request, output_option, progress, step_options, write
+from memir.cli.parallel import parallel_option
 from memir.errors import EXIT_NO, EXIT_OK, UsageError
 
 FORMATS = ("text", "latex", "markdown", "python", "sympy")
@@ -16,6 +17,7 @@ FORMATS = ("text", "latex", "markdown", "python", "sympy")
 
 @click.command("formula")
 @step_options
+@parallel_option
 @click.argument("other", metavar="[OTHER]", required=False)
 @click.option(
     "--symbols",
@@ -76,7 +78,15 @@ def command(
     if gpu is not None:
         request, budget = _on_gpu(request, gpu)
     with progress() as stage:
-        step = wide_step(request.model, request.recipe, **request.keywords(), symbols=wanted, seed=seed, progress=stage)
+        step = wide_step(
+            request.model,
+            request.recipe,
+            **request.keywords(),
+            parallel=request.parallel,
+            symbols=wanted,
+            seed=seed,
+            progress=stage,
+        )
         over = shown(step, wanted)
         stage("deriving")
         at_widths = (set(point or ()) | {solve or "B"}) - {"B", "S"} != set()
@@ -88,7 +98,15 @@ def command(
 
             against = _other(request, other or request.model, versus or "")
             second = shown(
-                wide_step(against.model, against.recipe, **against.keywords(), symbols=wanted, seed=seed, progress=stage),
+                wide_step(
+                    against.model,
+                    against.recipe,
+                    **against.keywords(),
+                    parallel=against.parallel,
+                    symbols=wanted,
+                    seed=seed,
+                    progress=stage,
+                ),
                 wanted,
             )
             text, code = to_difference(derivation, Derivation(second, elements=units == "elements"), names, units), EXIT_OK
@@ -117,6 +135,7 @@ def command(
 
 @click.command("formula")
 @step_options
+@parallel_option
 def _single(request: Request) -> Request:
     return request
 
