@@ -7,7 +7,7 @@ from contextlib import nullcontext
 from dataclasses import dataclass, fields, replace
 from typing import TYPE_CHECKING, overload
 
-from memir.errors import InconclusiveError, UsageError
+from memir.errors import InconclusiveError, MemirError, UsageError
 from memir.hardware import Gpu, parse_gpu
 from memir.recipe import Recipe
 
@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from memir.frontend.trace import Traced
     from memir.ir.core import Program
     from memir.one_rank import RankProgram
+    from memir.pipeline import Pipeline
     from memir.report import Report, Subject
 
 DEFAULT_BATCH = 1
@@ -186,10 +187,12 @@ def wide_step(
         if seq is None:  # well within a table of positions: its last length runs other operators
             seq = min(DEFAULT_SEQ, (loaded.max_seq or 2 * DEFAULT_SEQ) // 2)
         wide = trace_wide(load_at, loaded, recipe, max(2, batch or 2), max(2, seq), seed, progress, symbols)
+    program = wide.program
     if passes.passes:
         progress(f"applying {passes.spec()}")
+        program = _at_widths(passes, program)
     return WideStep(
-        program=passes.run(wide.program),
+        program=program,
         symbols=wide.widths.symbols,
         fields=(*wide.widths.fields, *((name, "L") for name in _depth_fields(loaded))),
         env=wide.env,
@@ -206,6 +209,22 @@ def wide_step(
         traced_at=wide.traced_at,
         verified_at=wide.verified_at,
     )
+
+
+def _at_widths(passes: Pipeline, program: Program) -> Program:
+    """The program over widths after the passes. InconclusiveError where they cannot divide a symbol."""
+    hint = "keep what is divided as a number:  --symbols B,S,L"
+    try:
+        new = passes.run(program)
+    except (UsageError, InconclusiveError):
+        raise
+    except MemirError as error:
+        message = f"{passes.spec()} cannot be proved where the model's widths are symbols"
+        raise InconclusiveError(message, where=error.message, hint=hint) from error
+    further = sorted(set(new.dims) - set(program.dims))
+    if further:
+        raise UsageError(f"--parallel: the degree {further[0]} is a symbol; in a formula over widths it is a number")
+    return new
 
 
 def _depth_fields(loaded: LoadedModel) -> list[str]:

@@ -51,7 +51,13 @@ def concrete_values(
     from memir.derivation.derive import Derivation
     from memir.derivation.step import Shown, WideStep
 
-    keywords = {**request.keywords(), "batch": batch, "seq": seq, "sets": {**request.sets, **sets}, "parallel": request.parallel}
+    keywords = {
+        **request.keywords(),
+        "batch": batch,
+        "seq": seq,
+        "sets": {**request.sets, **sets},
+        "parallel": request.parallel,
+    }
     traced = program_of(request.model, request.recipe, **keywords, progress=stage)
     env = {"B": batch, "S": seq, **traced.env}
     subject = traced.subject
