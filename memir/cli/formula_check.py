@@ -31,6 +31,8 @@ def checked(
         if not fields.get(name):
             raise UsageError(f"--check: no field of the model's configuration is {name}", hint="leave it out")
         sets[fields[name]] = value
+    if changed:  # what is a number in the formula stays that number, where a configuration would follow the widths
+        sets |= {fields[name]: value for name, value in shown.fixed.items() if fields.get(name)}
     stage("analyzing the model at " + ", ".join(f"{name}={value}" for name, value in env.items()))
     values = concrete_values(request, env["B"], env["S"], sets, [q.name for q in quantities], stage)
     lines = [f"{shown.step.name} at {', '.join(f'{name}={value}' for name, value in env.items())}", ""]

@@ -101,6 +101,11 @@ def shown(step: WideStep, wanted: Sequence[str] | None = None) -> Shown:
         replaced[GROUP] = Size.of("a") * Size.of("k") ** -1
         extra.append("k divides a")
     tied = {"h", "a", "d"} <= values.keys() and values["h"] == values["a"] * values["d"]
+    if tied and "d" in atoms and "a" not in available:  # the heads are a number, by which no symbol can be divided
+        if wanted is not None and "h" in wanted and "h" not in atoms:
+            message = "--symbols: the hidden size is heads times head size here, and the heads are a number"
+            raise UsageError(message, hint="ask for  a  as well, or for  d  in its place")
+        tied = False
     forced = tied and "d" in atoms and "h" not in atoms
     if "d" in atoms and tied and (("d" not in wanted) if wanted is not None and not forced else forced_shows_h(wanted)):
         replaced["d"] = Size.of("h") * Size.of("a") ** -1
