@@ -1,7 +1,7 @@
 """Published runs under FSDP, and what memir says of them: two A100-80GB, and torchtitan's eager run on eight H100.
 
 Source: github.com/foundation-model-stack/fms-acceleration, scripts/benchmarks/refs/a100_80gb.csv at commit 876e2ed, the rows
-with 2 GPUs and config "none" (benchmarks/replay/a100.py has the recipes and versions). scripts/benchmarks/accelerate.yaml has
+with 2 GPUs that benchmarks/replay describes (its a100.py has the recipes and versions). scripts/benchmarks/accelerate.yaml has
 FULL_SHARD, BACKWARD_PRE, TRANSFORMER_BASED_WRAP, no mixed precision; `accelerate launch` sets use_orig_params. B is a rank's.
 `peak` is max_memory_allocated of rank 0, `steady` what is allocated after training: with use_orig_params the reduced gradients
 too.
@@ -60,6 +60,13 @@ FACTS = (
     Fact("lora", "Mistral-7B", "mistral-7b", 4, 4096, 21_959_827_968, 7_368_227_328),
     Fact("lora", "Mixtral-8x7B", "mixtral-8x7b", 2, 4096, 57_554_708_992, 46_829_091_328),
     Fact("lora", "Mixtral-8x7B", "mixtral-8x7b", 4, 4096, 64_851_605_504, 46_829_287_936),
+    Fact("accelerated-peft-bnb", "Mistral-7B", "mistral-7b", 2, 4096, 9_424_594_432, 2_244_525_568),
+    Fact("accelerated-peft-bnb", "Mistral-7B", "mistral-7b", 4, 4096, 15_970_067_968, 2_244_722_176),
+    Fact("accelerated-peft-bnb", "Mixtral-8x7B", "mixtral-8x7b", 2, 4096, 21_126_185_472, 12_736_740_864),
+    Fact("accelerated-peft-bnb", "Mixtral-8x7B", "mixtral-8x7b", 4, 4096, 28_154_534_912, 12_736_937_472),
+    Fact("accelerated-peft-bnb", "Llama-2-70b", "llama-2-70b", 2, 4096, 46_685_287_936, 19_266_743_808),
+    Fact("accelerated-peft-autogptq", "Mistral-7B", "mistral-7b", 2, 4096, 9_442_125_824, 2_261_204_480),
+    Fact("accelerated-peft-autogptq", "Mistral-7B", "mistral-7b", 4, 4096, 15_987_599_360, 2_261_401_088),
     Fact("full", "SantaCoder", "santacoder", 2, 2048, 5_716_304_896, 4_525_510_656),
     Fact("full", "SantaCoder", "santacoder", 4, 2048, 7_819_433_984, 4_522_951_680),
 )
@@ -73,7 +80,7 @@ def published_rows(only: str) -> Iterator[Row]:
         print(f"  {fact.case}", file=sys.stderr, flush=True)
         sets = dict(NO_WINDOW) if fact.preset == "mistral-7b" else {}
         traced = step(fact.preset, RECIPES[fact.method], fact.batch, fact.seq, sets)
-        method = Fsdp1(degree=2, wrap="peft" if fact.method == "lora" else "layers", reentrant=True)
+        method = Fsdp1(degree=2, wrap="layers" if fact.method == "full" else "peft", reentrant=True)
         rank = replace(traced, program=method.run(traced.program))
         found = predict(rank, "8.0")
         yield Row("2x a100", "a100_80gb.csv", fact.case, "peak", fact.peak, found.peak)

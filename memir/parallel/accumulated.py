@@ -36,9 +36,12 @@ def parts_of(flow: Flow, gradients: Iterable[tuple[str, Value]], *, summed: bool
             continue
         for result in op.results:
             parameter = owner.get(result.storage)
-            if parameter is None or result.shape != parameter.shape:
+            if parameter is None:
                 continue
             key = phase, parameter.storage
+            if result.shape != parameter.shape:  # a whole gradient of a part, under tensor parallelism
+                found.setdefault(key, Part(result))
+                continue
             if flow.phase[flow.born[result.storage]] == phase:
                 found[key] = Part(result)
             elif op.opcode == "aten.add_.Tensor" and flow.storage[op.operands[0]] == result.storage:

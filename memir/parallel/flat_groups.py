@@ -12,6 +12,7 @@ from memir.ir.core import Kind, Storage, Value
 from memir.ir.dtypes import ITEMSIZE
 from memir.ir.size import ZERO, Size
 from memir.parallel.groups import Group, Member, gradient_storages, tensors_of
+from memir.parallel.policy import FLOATS
 from memir.parallel.shards import Chunk, product
 from memir.parallel.units import units_of
 from memir.rewrite.cut import full_name, trained
@@ -63,40 +64,49 @@ def _group(
     aligned: bool,
 ) -> Group:
     found = [values[s.name] for s in storages if s.name in values]
-    dtypes = {v.dtype for v in found}
-    if len(found) != len(storages) or len(dtypes) != 1:  # `_validate_tensors_to_flatten`
+    floats = {v.dtype for v in found if v.dtype in FLOATS}
+    if len(found) != len(storages) or len(floats) > 1:  # `_validate_tensors_to_flatten`
         message = "a flat parameter has one type, and this unit has several"
-        raise InconclusiveError(message, where=f"@{path}: {', '.join(sorted(dtypes))}")
+        raise InconclusiveError(message, where=f"@{path}: {', '.join(sorted({v.dtype for v in found}))}")
     if len({s.name in gradients for s in storages}) != 1:
         message = "frozen and trained parameters in one flat parameter get gradients alike"
         raise InconclusiveError(message, where=f"@{path}", hint="fsdp1{wrap=peft}  makes adapters units of their own")
-    step = ALIGNED // ITEMSIZE[dtypes.pop()] if aligned else 1
-    offsets, total = [], 0
+    dtype = floats.pop() if floats else found[0].dtype  # quantized weights are stored in it (bnb_4bit_quant_storage)
+    width = ITEMSIZE[dtype]
+    step = max(ALIGNED, width) if aligned else width
+    offsets, total = [], 0  # bytes
     for value in found:
         offsets.append(total)
-        total += product(value.shape).constant
+        total += _nbytes(value)
         total += -total % step if value is not found[-1] else 0
-    part = -(-total // degree)
+    part = -(-total // (width * degree)) * width
     start, end = rank * part, (rank + 1) * part
     members = []
     for storage, value, offset in zip(storages, found, offsets, strict=True):
-        numel = product(value.shape).constant
-        own = max(0, min(end, offset + numel) - max(start, offset))
+        size = ITEMSIZE[value.dtype]
+        own = max(0, min(end, offset + _nbytes(value)) - max(start, offset)) // size
         chunk = Chunk((Size.of(own),), Size.of(own))
-        members.append(Member(chunk, value, gradients.get(storage.name), Size.of(offset)))
-    left = part - sum(m.chunk.padded.constant for m in members)
+        members.append(Member(chunk, value, gradients.get(storage.name), Size.of(offset // size)))
+    left = part - sum(m.chunk.padded.constant * ITEMSIZE[m.value.dtype] for m in members)
     if left:  # padding, at the end and for alignment, counts to the last of them
         last = members[-1]
-        members[-1] = Member(Chunk(last.chunk.shape, last.chunk.padded + left), last.value, last.gradient, last.offset)
-    return Group(path, layer, tuple(members))
+        padded = last.chunk.padded + left // ITEMSIZE[last.value.dtype]
+        members[-1] = Member(Chunk(last.chunk.shape, padded), last.value, last.gradient, last.offset)
+    return Group(path, layer, tuple(members), dtype)
+
+
+def _nbytes(value: Value) -> int:
+    return product(value.shape).constant * ITEMSIZE[value.dtype]
 
 
 def numel_of(group: Group) -> Size:
     """The elements of the flat parameter without padding at its end."""
     last = group.members[-1]
-    return last.offset + product(last.value.shape)
+    nbytes = (last.offset + product(last.value.shape)) * ITEMSIZE[last.value.dtype]
+    return nbytes.exact_div(ITEMSIZE[group.dtype])
 
 
 def part_of(group: Group) -> Size:
     """The elements that a rank holds, padding included."""
-    return sum((m.chunk.padded for m in group.members), ZERO)
+    nbytes = sum((m.chunk.padded * ITEMSIZE[m.value.dtype] for m in group.members), ZERO)
+    return nbytes.exact_div(ITEMSIZE[group.dtype])

@@ -20,6 +20,7 @@ from memir.parallel.flat_groups import numel_of, part_of
 from memir.parallel.groups import BEFORE, Group
 from memir.parallel.hooks import Hook, Hooks
 from memir.parallel.placed import numbered, suffixed
+from memir.parallel.policy import FLOATS
 
 _SOURCE = "torch/distributed/fsdp/_runtime_utils.py"
 _UNSHARD, _REDUCE = "unshard", "post_backward"  # streams
@@ -185,11 +186,10 @@ class FlatRuntime(Hooks):
         if not group.members or self.whole.is_whole(group.members[0].parameter):
             return
         group.gathers += 1
-        dtype = group.members[0].value.dtype
-        part = part_of(group)
+        dtype, part = group.dtype, part_of(group)
         operands = tuple(m.value.name for m in group.members)
         frees = []
-        if self.policy.shard_dtype not in ("", dtype):
+        if self.policy.shard_dtype not in ("", dtype) and dtype in FLOATS:
             low = self.placer.flat(group.buffer(numbered("mp_shard", group.gathers)), dtype, part)
             self.placer.put("aten.copy_", operands, [low], stream="pre_unshard", path=group.path)
             operands, frees = (low.name,), [low.storage]
@@ -224,7 +224,7 @@ class FlatRuntime(Hooks):
         put, held = self.placer.put, [flat.storage]
         part = part_of(group)
         dtype = self.policy.reduce_dtype or flat.dtype
-        shards = self.policy.shard_dtype or group.members[0].value.dtype
+        shards = self.policy.shard_dtype or group.dtype
 
         def buffer(what: str, of: str, numel: Size, kind: Kind = Kind.COLLECTIVE) -> Value:
             return self.placer.flat(group.buffer(numbered(what, group.reductions)), of, numel, kind)

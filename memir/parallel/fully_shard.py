@@ -14,10 +14,11 @@ from memir.ir.layout import contiguous
 from memir.parallel.calls import Call, Pass
 from memir.parallel.edit import Edit
 from memir.parallel.gathers import Gathers
-from memir.parallel.groups import Group
+from memir.parallel.groups import Group, Member
 from memir.parallel.hooks import Hooks
-from memir.parallel.placed import suffixed
+from memir.parallel.placed import numbered, suffixed
 from memir.parallel.policy import Policy
+from memir.parallel.redistributed import without_redistributions
 from memir.parallel.reduces import Reduces
 from memir.parallel.shards import product
 from memir.parallel.units import ROOT
@@ -32,6 +33,8 @@ class Runtime(Hooks):
         super().__init__(edit, groups, _SOURCE, summed=policy.sync_last and not policy.reduce_dtype)
         self.policy = policy
         self.last = next((phase for phase in reversed(edit.flow.phase) if phase.endswith("backward")), "")
+        members = [member for group in groups.values() for member in group.members]
+        self.redistributed = without_redistributions(edit, members)  # parameter -> by which operator
         self.accumulated: dict[str, Value] = {}  # parameter -> FSDPParam.unsharded_accumulated_grad
         self.layers = {group.layer: group for group in groups.values() if group.layer != ROOT}
         self.gathers = Gathers(self.placer, policy, self.whole)
@@ -126,6 +129,7 @@ class Runtime(Hooks):
         group.done = True
         is_last = self.flow.phase[self.placer.position] == self.last or not self.policy.sync_last
         gradients = self.gradients(group) if is_last or self.policy.reduce_dtype else []
+        gradients = [self._redistribute(group, m, g) for m, g in zip(group.trained, gradients, strict=False)]
         if self.policy.sync_last and self.policy.reduce_dtype:
             gradients = self._accumulate(group, gradients)
         self.reshard(group)
@@ -135,6 +139,18 @@ class Runtime(Hooks):
         self.reduce_scatter_states.clear()
         if group.trained:
             self.reduce_scatter_states.append(self.reduces.reduce(group, group.trained, gradients))
+
+    def _redistribute(self, group: Group, member: Member, gradient: Value) -> Value:
+        """_get_grad_inner_tensor: a new tensor in the parameter's layout, where the gradient's is another."""
+        opcode = self.redistributed.get(member.parameter)
+        if opcode is None:
+            return gradient
+        shape = member.value.shape
+        name = suffixed(member.parameter, numbered(".redistributed", group.reductions + 1))
+        flat = self.placer.flat(name, gradient.dtype, product(shape), Kind.GRADIENT)
+        made = replace(flat, shape=shape, strides=contiguous(shape))
+        self.placer.put(opcode, (gradient.name,), [made], [gradient.storage], path=group.path)
+        return made
 
     def _accumulate(self, group: Group, gradients: list[Value]) -> list[Value]:
         """accumulate_unsharded_grad_if_needed and to_accumulated_grad_if_needed: whole gradients add up in reduce_dtype."""

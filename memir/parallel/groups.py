@@ -36,6 +36,7 @@ class Group:
     path: str  # of the module, "" for the root
     layer: int  # that it is or lies in, or ROOT
     members: tuple[Member, ...]
+    dtype: str = ""  # of a flat parameter
     pending: str = ""  # the storage of an all-gather that nobody has waited for
     gathers: int = 0  # how often it was gathered in the step
     reductions: int = 0
