@@ -31,9 +31,9 @@ _LEAST = 5  # layers of the smallest sample that the lifted program is read off
 
 @dataclass(frozen=True, slots=True)
 class Fsdp1:
-    """`degree` ranks share a flat parameter; with `replicate` groups of them (HYBRID_SHARD) there are degree * replicate ranks.
+    """`degree` ranks share a flat parameter; with `replicate` groups of them (hybrid) there are degree * replicate ranks.
 
-    strategy: FULL_SHARD or SHARD_GRAD_OP. wrap: layers, or PEFT's policy besides (Trainer uses it for its models).
+    strategy: FULL_SHARD, SHARD_GRAD_OP, HYBRID_SHARD, _HYBRID_SHARD_ZERO2. wrap: layers, or PEFT's policy besides (Trainer uses it for its models).
     param_dtype, reduce_dtype: MixedPrecision's; the step is traced in the first, and shards are f32 then.
     reentrant: the checkpoints of the step are reentrant and around FSDP's modules, as transformers before 5 has them.
     cpu: the step runs on the CPU, where all-gathers go through a flattened buffer.
@@ -42,7 +42,7 @@ class Fsdp1:
     name: ClassVar[str] = "fsdp1"
     degree: int = 1
     replicate: int = 1
-    strategy: Literal["full", "grad-op"] = "full"
+    strategy: Literal["full", "grad-op", "hybrid", "hybrid-grad-op"] = "full"
     wrap: Literal["layers", "peft"] = "layers"
     param_dtype: Literal["none", "bf16", "f16", "f32"] = "none"
     reduce_dtype: Literal["none", "bf16", "f16", "f32"] = "none"
@@ -60,6 +60,10 @@ class Fsdp1:
         if not check_axis(program, self.name, self.degree):
             return program
         check_rank(self.name, self.rank, self.degree * self.replicate)
+        if self.strategy.startswith("hybrid") != (self.replicate > 1):
+            raise UsageError(
+                "fsdp1: hybrid strategies have replicate groups", hint="fsdp1{degree=4 replicate=2 strategy=hybrid}"
+            )
         outer = (("replicate", Size.of(self.replicate)),) if self.replicate > 1 else ()
         mesh = (*program.mesh, *outer, (self.name, Size.of(self.degree)))
         if has_repeats(program):
@@ -103,7 +107,7 @@ class Fsdp1:
         return FlatPolicy(
             degree=self.degree,
             replicas=self.replicate,
-            reshard=self.strategy == "full",
+            reshard=not self.strategy.endswith("grad-op"),
             shard_dtype="" if traced == {shards} else shards,
             reduce_dtype="" if self.reduce_dtype == "none" else self.reduce_dtype,
             prefetch=self.backward_prefetch,

@@ -91,6 +91,7 @@ def test_the_degree_may_stay_a_symbol(degree: int) -> None:
         (Fsdp(degree=Size.of(2), shard_dtype="bf16"), "in which the step computes"),
         (Fsdp1(degree=2, param_dtype="f16"), "traced in f32"),
         (Fsdp1(degree=2, rank=-1), "no rank -1"),
+        (Fsdp1(degree=2, strategy="hybrid"), "hybrid strategies have replicate groups"),
     ],
     ids=str,
 )

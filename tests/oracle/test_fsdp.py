@@ -29,6 +29,7 @@ class Case:
     passes: str
     recipe: Recipe = field(default_factory=lambda: Recipe(target="cpu", dtype="f32"))
     traced: dict[str, str] = field(default_factory=dict)
+    inner: int = 1  # ranks of the axes within FSDP's
 
 
 MIXED = {"dtype": "bf16"}
@@ -58,6 +59,13 @@ CASES = {
         "fsdp{degree=2 replicate=2 reshard=true forward-prefetch=1 backward-prefetch=2}",
         "fsdp{degree=2 replicate=2 reshard=true forward-prefetch=1 backward-prefetch=2}",
     ),
+    "with-tensor": Case(
+        "examples/llama.py",
+        LLAMA,
+        "tensor-parallel{degree=2 sequence},fsdp{degree=2 reshard=default}",
+        "tensor-parallel{degree=2 sequence},fsdp{degree=2}",
+        inner=2,
+    ),
     "flat": Case("examples/llama.py", ODD, "fsdp1{degree=2}", "fsdp1{degree=2 cpu}"),
     "flat-mixed": Case(
         "qwen2-0.5b",
@@ -78,10 +86,11 @@ def test_every_rank_takes_what_fully_shard_takes(name: str) -> None:
     recipe = replace(case.recipe, **case.traced)
     traced = program_of(case.target, recipe, sets=case.sets, batch=BATCH, seq=SEQ)
     env = {**traced.dims, "B": BATCH, "S": SEQ}
-    (one,) = Pipeline.parse(case.passes).passes
+    *others, one = Pipeline.parse(case.passes).passes
     assert isinstance(one, Fsdp | Fsdp1)
+    parallel = Pipeline(tuple(others)).run(traced.program)
     for rank, measured in enumerate(real):
-        program = replace(one, rank=rank).run(traced.program)
+        program = replace(one, rank=rank // case.inner).run(parallel)
         numbers = timeline(program).evaluate({name: env[name] for name in program.dims})
         assert (numbers.start, numbers.after[-1]) == (measured.at_start, measured.at_end)
         assert abs(numbers.peak - measured.peak) <= SCALARS
