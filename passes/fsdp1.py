@@ -33,7 +33,8 @@ _LEAST = 5  # layers of the smallest sample that the lifted program is read off
 class Fsdp1:
     """`degree` ranks share a flat parameter; with `replicate` groups of them (hybrid) there are degree * replicate ranks.
 
-    strategy: FULL_SHARD, SHARD_GRAD_OP, HYBRID_SHARD, _HYBRID_SHARD_ZERO2. wrap: layers, or PEFT's policy besides (Trainer uses it for its models).
+    strategy: FULL_SHARD, SHARD_GRAD_OP, HYBRID_SHARD, _HYBRID_SHARD_ZERO2.
+    wrap: layers, or PEFT's policy besides (Trainer uses it for its models).
     param_dtype, reduce_dtype: MixedPrecision's; the step is traced in the first, and shards are f32 then.
     reentrant: the checkpoints of the step are reentrant and around FSDP's modules, as transformers before 5 has them.
     cpu: the step runs on the CPU, where all-gathers go through a flattened buffer.
