@@ -33,7 +33,6 @@ REASONS = (
     ("SantaCoder", "not explained; the runs' own steady states differ by 2.6 MB, the larger one at the smaller batch"),
     ("Mixtral", "the experts' loads depend on the data, and the trace has equal ones"),
     ("torchtitan", "Hugging Face's layers in the place of torchtitan's; the first steps' loading is not played"),
-    ("Llama-2-70b", "as on one GPU, see benchmarks/replay/README.md"),
 )
 NOTICED = 0.02  # percent; a reason is given beyond
 
@@ -67,9 +66,6 @@ FACTS = (
     Fact("accelerated-peft-bnb", "Mistral-7B", "mistral-7b", 4, 4096, 15_970_067_968, 2_244_722_176),
     Fact("accelerated-peft-bnb", "Mixtral-8x7B", "mixtral-8x7b", 2, 4096, 21_126_185_472, 12_736_740_864),
     Fact("accelerated-peft-bnb", "Mixtral-8x7B", "mixtral-8x7b", 4, 4096, 28_154_534_912, 12_736_937_472),
-    Fact("accelerated-peft-bnb", "Llama-2-70b", "llama-2-70b", 2, 4096, 46_685_287_936, 19_266_743_808),
-    Fact("accelerated-peft-autogptq", "Mistral-7B", "mistral-7b", 2, 4096, 9_442_125_824, 2_261_204_480),
-    Fact("accelerated-peft-autogptq", "Mistral-7B", "mistral-7b", 4, 4096, 15_987_599_360, 2_261_401_088),
     Fact("full", "SantaCoder", "santacoder", 2, 2048, 5_716_304_896, 4_525_510_656),
     Fact("full", "SantaCoder", "santacoder", 4, 2048, 7_819_433_984, 4_522_951_680),
 )
