@@ -26,12 +26,14 @@ class TensorParallel:
     """`degree`: ranks, a number or a symbol (`degree=t`: the formulas have it, and the domain what it divides).
 
     `sequence`: norms and what lies between split products work on a part of the sequence (Korthikanti et al. 2022, arXiv
-    2205.05198, section 4.2.2; SequenceParallel). `loss`: logits stay split over the vocabulary (`loss_parallel`)."""
+    2205.05198, section 4.2.2; SequenceParallel). `loss`: logits stay split over the vocabulary (`loss_parallel`).
+    `placed_gradients`: gradients are placed as their parameters are where backward makes them, as under FSDP."""
 
     name: ClassVar[str] = "tensor-parallel"
     degree: Size | int = 1
     sequence: bool = False
     loss: bool = False
+    placed_gradients: bool = False
 
     def run(self, program: Program) -> Program:
         """The program of one rank; unchanged for degree 1.
@@ -63,4 +65,6 @@ class TensorParallel:
         )
 
     def _flat(self, program: Program) -> tuple[Program, list[int]]:
-        return one_rank(program, Size.of(self.degree), sequence=self.sequence, loss=self.loss)
+        return one_rank(
+            program, Size.of(self.degree), sequence=self.sequence, loss=self.loss, placed_gradients=self.placed_gradients
+        )

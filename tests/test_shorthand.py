@@ -9,7 +9,9 @@ from memir.parallel.shorthand import Shorthand
 
 
 def test_the_order_is_that_of_application() -> None:
-    assert Shorthand(fsdp=8, tp=2, pp=4).passes() == "tensor-parallel{degree=2},pipeline-parallel{degree=4},fsdp{degree=8}"
+    assert Shorthand(tp=2, pp=4).passes() == "tensor-parallel{degree=2},pipeline-parallel{degree=4}"
+    text = "tensor-parallel{placed-gradients degree=2},pipeline-parallel{degree=4},fsdp{degree=8}"
+    assert Shorthand(fsdp=8, tp=2, pp=4).passes() == text
     assert Shorthand(zero=3, ddp=4).passes() == "zero{stage=3 degree=4}"
     assert (
         Shorthand(ddp=4, cp=2, ep=8).passes() == "context-parallel{degree=2},expert-parallel{degree=8},data-parallel{degree=4}"

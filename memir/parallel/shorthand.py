@@ -44,6 +44,8 @@ class Shorthand:
         if {"fsdp", "ddp"} <= {option for option, _, _ in given}:
             hint = "hybrid sharding is  --parallel 'fsdp{degree=8 replicas=2}'"
             raise UsageError("--fsdp and --ddp at once: both are copies of the model", hint=hint)
+        if self.fsdp is not None and self.fsdp > 1:  # FSDP places the gradients of DTensors before it reduces them
+            given = [(o, f"{n}{{placed-gradients" if o == "tp" else n, d) for o, n, d in given]
         return parallel or ",".join(_text(name, degree) for _, name, degree in given)
 
     def _zero(self, given: list[tuple[str, str, int]]) -> list[tuple[str, str, int]]:

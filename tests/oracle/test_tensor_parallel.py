@@ -6,6 +6,7 @@ import pytest
 
 import memir
 from memir.passes.tensor_parallel import TensorParallel
+from memir.pipeline import Pipeline
 from memir.recipe import Recipe
 from memir.runtime.ranks import real_ranks
 
@@ -42,4 +43,15 @@ def test_each_rank(model: tuple[str, dict[str, str]], checkpoint: str, dtype: st
     peak = memir.peak(program).evaluate(at)[0]
     for rank in real_ranks(target, recipe, 2, 64, sets, f"tensor-parallel{{{options}}}"):
         assert (rank.at_start, rank.at_end) == (resident, resident)
+        assert abs(rank.peak - peak) <= 64
+
+
+def test_with_fsdp() -> None:
+    """FSDP over two pairs of tensor-parallel ranks."""
+    target, sets = LLAMA
+    recipe = Recipe(target="cpu", dtype="f32")
+    program = memir.trace(target, recipe, sets=sets, batch=2, seq=64).program
+    passes = Pipeline.parse("tensor-parallel{degree=2 sequence placed-gradients},fsdp{degree=2}")
+    peak = memir.peak(passes.run(program)).evaluate({"B": 2, "S": 64})[0]
+    for rank in real_ranks(target, recipe, 2, 64, sets, "fsdp{degree=2},tensor-parallel{degree=2 sequence}"):
         assert abs(rank.peak - peak) <= 64

@@ -17,20 +17,26 @@ from memir.ir.layout import contiguous
 from memir.ir.size import ZERO, Size
 from memir.parallel.shards import Shard, gradients_of, in_optimizer, product, shard_states
 from memir.parallel.tensor.chains import Plan
+from memir.parallel.tensor.gradients import place, read_placed
 from memir.parallel.tensor.names import fresh
 from memir.parallel.tensor.placements import Placed
 
 
-def optimizer(state: Placed, plan: Plan) -> None:
-    """States and the step itself."""
+def optimizer(state: Placed, plan: Plan, *, in_backward: bool) -> None:
+    """States and the step itself. `in_backward`: gradients are placed as their parameters are where backward makes them."""
     flow, local = state.graph.flow, state.local
     kinds = {s.name: s.kind for s in flow.program.storages}
     divided = (v for v in flow.program.values if kinds[v.storage] == Kind.PARAMETER and v.name in local.parts)
-    shards = [Shard(v.storage, local.value(v).shape, v.dtype) for v in divided]
     whole = {x.weight for x in plan.lookups} - {x.weight for x in plan.heads}
     uncut = {s.name for owner, s in gradients_of(flow).items() if owner in whole}
+    partial = {flow.storage[v] for v in state.reach.partial if kinds[flow.storage[v]] == Kind.GRADIENT}
+    gradients = place(state, uncut, partial) if in_backward else {}
+    shards = [Shard(v.storage, local.value(v).shape, v.dtype, gradients.get(v.storage)) for v in divided]
     shard_states(state.edit, shards)
-    _Moving(state, uncut).run()
+    if in_backward:
+        read_placed(state, gradients)
+    else:
+        _Moving(state, uncut).run()
 
 
 @dataclass(slots=True)

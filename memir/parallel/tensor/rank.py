@@ -22,7 +22,9 @@ from memir.rewrite.flow import Flow
 AXIS = "tensor-parallel"
 
 
-def one_rank(program: Program, degree: Size, *, sequence: bool, loss: bool) -> tuple[Program, list[int]]:
+def one_rank(
+    program: Program, degree: Size, *, sequence: bool, loss: bool, placed_gradients: bool = False
+) -> tuple[Program, list[int]]:
     """The flat program of one of `degree` ranks, and each operator's origin.
 
     UsageError: heads, a width, a vocabulary or a sequence that does not divide by the degree. InconclusiveError: nothing to
@@ -40,7 +42,7 @@ def one_rank(program: Program, degree: Size, *, sequence: bool, loss: bool) -> t
     biases(state, plan)
     if loss:
         losses(state)
-    optimizer(state, plan)
+    optimizer(state, plan, in_backward=placed_gradients)
     new, origins = state.edit.applied(((AXIS, degree),))
     sums = set(marks.apart)
     if sequence:
