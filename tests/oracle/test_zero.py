@@ -11,6 +11,7 @@ import pytest
 
 from benchmarks.distributed.zero import HERE, Row, predicted, read, traced
 from benchmarks.distributed.zero_cases import CASES
+from benchmarks.published_formulas import zero as formulas
 from memir.ir.core import Program
 
 RESIDENT = 16  # bytes of scalars: overflow tracker, loss scale, norm
@@ -34,3 +35,10 @@ def test_every_case_is_in_the_table() -> None:
     assert [c.name for c in CASES] == list(dict.fromkeys(row.case for row in read()))
     page = (HERE / "zero.md").read_text()
     assert all(f"| {c.name} | 0 |" in page for c in CASES)
+
+
+def test_model_states_are_the_papers() -> None:
+    found = list(formulas.rows())
+    assert len(found) == 15
+    assert all(row.is_accounted_for for row in found)
+    assert (formulas.HERE / "zero.md").read_text() == formulas.page(found)
