@@ -55,6 +55,7 @@ def test_batches_make_the_global_batch() -> None:
     assert batches(layout("fsdp", 8), 64) == [(1, 8), (2, 4), (4, 2), (8, 1)]
     assert batches(layout("fsdp", 8), 60) == []
     assert batches(layout("fsdp", 8), 4) == []
+    assert batches(layout("fsdp", 2, pipeline=4), 16) == [(1, 8), (2, 4)]
     assert divisors(12) == [1, 2, 3, 4, 6, 12]
 
 

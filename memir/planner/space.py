@@ -101,11 +101,14 @@ def _degrees(num_gpus: int, per_node: int, methods: Sequence[Method]) -> Iterato
 
 
 def batches(layout: Layout, global_batch: int) -> list[tuple[int, int]]:
-    """(micro-batch, accumulation) pairs that make the global batch; none where the copies do not divide it."""
+    """(micro-batch, accumulation) pairs that make the global batch; none where the copies do not divide it.
+
+    A pipeline has as many micro-batches as stages at least.
+    """
     share, rest = divmod(global_batch, layout.degrees.copies)
     if rest or share < 1:
         return []
-    return [(batch, share // batch) for batch in divisors(share)]
+    return [(batch, share // batch) for batch in divisors(share) if share // batch >= layout.degrees.pipeline]
 
 
 def divisors(number: int) -> list[int]:

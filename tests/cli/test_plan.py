@@ -65,3 +65,36 @@ def test_bad_input_says_what_to_do(more: list[str], message: str) -> None:
     result = run(*ARGUMENTS, *more)
     assert result.exit_code == 2
     assert message in result.stderr
+
+
+def test_several_gpus_are_what_the_passes_say() -> None:
+    """The rows' peaks are those of `memir analyze --parallel` with the row's passes."""
+    arguments = [*ARGUMENTS, "--gpus", "2", "--methods", "ddp,fsdp", "--checkpoints", "none,full"]
+    document = json.loads(run(*arguments, "--format", "json").stdout)
+    assert {row["kind"] for row in document["rows"]} == {"ddp", "fsdp"}
+    assert document["not_described"] == []
+    for row in document["rows"]:
+        step = ["-b", str(row["micro_batch"]), "-s", "64", "--accumulate", str(row["accumulate"]), "--gpu", "a100-80gb"]
+        more = ["--parallel", row["passes"], "--format", "json"]
+        result = CliRunner().invoke(main, ["analyze", *ARGUMENTS[:3], *step, *more])
+        assert json.loads(result.stdout)["peak"]["requested_bytes"] == row["peak"]
+
+
+def test_pipelines_are_described_and_what_a_pass_refuses_is_told() -> None:
+    more = ["--gpus", "2", "--methods", "pp,tp-sp", "--checkpoints", "none"]
+    document = json.loads(run(*ARGUMENTS, *more, "--format", "json").stdout)
+    described = {row["kind"] for row in document["rows"]}
+    assert "pp" in described
+    assert described | {failure["kind"] for failure in document["not_described"]} == {"tp-sp", "pp"}
+    assert all(failure["reason"] for failure in document["not_described"])
+    for row in document["rows"]:
+        assert row["fits"]
+        assert row["seconds"]["communicating"] > 0
+        assert (row["seconds"]["bubble"] > 0) == (row["degrees"]["pipeline"] > 1)
+
+
+def test_nothing_fits() -> None:
+    result = run(*ARGUMENTS, "--gpus", "1", "--set", "width=65536", "--checkpoints", "full")
+    assert result.exit_code == 1
+    assert "nothing fits" in result.stdout
+    assert "nearest: one gpu" in result.stdout
