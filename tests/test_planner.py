@@ -63,6 +63,8 @@ def test_texts_of_passes() -> None:
     candidate = Candidate(layout("zero-2", 4, tensor=2), "full", 2, 4)
     assert candidate.text == "activation-checkpoint,tensor-parallel{degree=2},zero{stage=2 degree=4}"
     assert candidate.layout.name == "zero-2 4 x tp 2"
+    sharded = Candidate(layout("fsdp", 4, tensor=2), "none", 2, 4)
+    assert sharded.text == "tensor-parallel{degree=2 placed-gradients},fsdp{degree=4}"
     piped = Candidate(layout("fsdp", 2, pipeline=4), "none", 1, 8)
     assert piped.text == "pipeline-parallel{degree=4 microbatches=8},fsdp{degree=2}"
     assert Candidate(layout("ddp", 1), "none", 4, 1).text == ""

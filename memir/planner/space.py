@@ -41,6 +41,8 @@ class Layout:
         found = []
         for method in self.inner:
             text = method.text(getattr(self.degrees, method.axis))
+            if method.axis == "tensor" and self.copies is not None and self.copies.pass_name == "fsdp":
+                text = text[:-1] + " placed-gradients}"  # DTensor's, as FSDP takes them
             found.append(text[:-1] + f" microbatches={microbatches}}}" if method.axis == "pipeline" else text)
         if self.copies is not None:
             found.append(self.copies.text(self.degrees.copies))
