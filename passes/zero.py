@@ -16,7 +16,7 @@ from memir.errors import UsageError
 from memir.ir.core import Program
 from memir.ir.unroll import has_repeats, unroll
 from memir.parallel.coordinator import Limits
-from memir.parallel.mesh import check_axis
+from memir.parallel.mesh import check_axis, check_copies
 from memir.parallel.zero_gradients import Reduction
 from memir.parallel.zero_states import partitioned_states
 from memir.parallel.zero_weights import Weights, partitioned_weights
@@ -28,7 +28,8 @@ from memir.rewrite.lift import LiftError
 class Zero:
     """DeepSpeed's `zero_optimization` by its own names and defaults; sizes are elements. `rank`: whose step it is.
 
-    overlap_comm: none is DeepSpeed's default, true with stage 3 only.
+    overlap_comm: none is DeepSpeed's default, true with stage 3 only, where it changes no bytes. allgather_bucket_size changes
+    none either: weights are gathered in place (`all_gather_into_tensor`); it is here so that a configuration can be taken over.
     """
 
     name: ClassVar[str] = "zero"
@@ -57,6 +58,7 @@ class Zero:
         """
         if not check_axis(program, self.name, self.degree):
             return program
+        check_copies(program, self.name)
         if not 0 <= self.rank < self.degree:
             raise UsageError(f"{self.name}: rank {self.rank} of {self.degree}", hint=f"a rank is 0 to {self.degree - 1}")
         if self.reduce_bucket_size < 1:

@@ -18,6 +18,17 @@ def check_axis(program: Program, name: str, degree: int) -> bool:
     return True
 
 
+_COPIES = ("data-parallel", "zero", "fsdp", "fsdp1")  # each rank has a batch of its own and all of the model, or its shards
+
+
+def check_copies(program: Program, name: str) -> None:
+    """UsageError where another method has made copies of the model already: what it reduced would be reduced again."""
+    there = [axis for axis, _ in program.mesh if axis in _COPIES and axis != name]
+    if there:
+        message = f"{name}: {there[0]} has made copies of the model already"
+        raise UsageError(message, where=mesh_text(program), hint="one of them over all ranks that have a batch of their own")
+
+
 def check_rank(name: str, rank: int, ranks: int) -> None:
     """UsageError where there is no such rank, counted from 0."""
     if not 0 <= rank < ranks:
