@@ -240,3 +240,9 @@ def test_a_stage_without_anything_to_train(tiny: Program) -> None:
     with pytest.raises(InconclusiveError, match="nothing is trained on stage 0"):
         PipelineParallel(2, 0).run(frozen)
     verify(PipelineParallel(2, 1).run(frozen))
+
+
+@pytest.mark.parametrize("copies", ["fsdp", "data-parallel"])
+def test_copies_of_a_pipeline_are_not_described(tiny: Program, copies: str) -> None:
+    with pytest.raises(InconclusiveError, match="around a pipeline"):
+        Pipeline.parse(f"pipeline-parallel{{degree=2}},{copies}{{degree=2}}").run(tiny)

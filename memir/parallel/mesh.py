@@ -2,23 +2,33 @@
 
 from __future__ import annotations
 
-from memir.errors import UsageError
+from memir.errors import InconclusiveError, UsageError
 from memir.ir.core import Program
 from memir.ir.size import Size
 
+_PIPELINE = "pipeline-parallel"
+_COPIES = ("data-parallel", "fsdp", "fsdp1", "zero")  # ranks with batches of their own: all of the model, or its shards
+
 
 def check_axis(program: Program, name: str, degree: int) -> bool:
-    """Whether the axis changes anything: False for degree 1. UsageError for a degree below 1, and an axis that is there."""
+    """Whether the axis changes anything: False for degree 1. UsageError for a degree below 1, and an axis that is there.
+
+    InconclusiveError for copies of a pipeline's stages.
+    """
     if degree < 1:
         raise UsageError(f"{name}: degree {degree} is not a positive number of ranks", hint=f"{name}{{degree=2}}")
     if degree == 1:
         return False
+    if name in _COPIES and axis_of(program, _PIPELINE) is not None:
+        raise InconclusiveError(
+            f"{name} around a pipeline is not described: over all micro-batches of a step PyTorch's stages keep the parameters"
+            " gathered and the gradients unreduced",
+            where=mesh_text(program),
+            hint="torch/distributed/pipelining/stage.py, backward_maybe_with_nosync",
+        )
     if any(axis == name for axis, _ in program.mesh):
         raise UsageError(f"{name}: the program has this axis already", where=mesh_text(program), hint="give it once")
     return True
-
-
-_COPIES = ("data-parallel", "zero", "fsdp", "fsdp1")  # each rank has a batch of its own and all of the model, or its shards
 
 
 def check_copies(program: Program, name: str) -> None:
