@@ -84,7 +84,9 @@ def test_what_methods_communicate() -> None:
     assert gathered == scattered > 0 == after
     reduced = exchange("ddp", eight)[1]
     assert reduced == pytest.approx(2 * scattered, rel=0.05)
-    assert exchange("zero-1", eight)[4] == pytest.approx(32 * gathered * 16 / 14, rel=0.05)
+    parameters = 32 * gathered * 16 / 14
+    assert exchange("zero-1", eight)[4] == pytest.approx(2 * parameters, rel=0.05)
+    assert exchange("zero-2", eight)[3:] == pytest.approx((parameters, parameters), rel=0.05)
     small, large = (exchange("tp", Degrees(tensor=8), batch)[2] for batch in (2, 4))
     assert 1.8 * small < large < 2 * small
     assert exchange("tp", Degrees(tensor=8), 2, True)[3] == 2 * exchange("tp", Degrees(tensor=8), 2)[3]

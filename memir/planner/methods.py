@@ -101,17 +101,26 @@ def _replicated(run: Run) -> Exchange:
     )
 
 
-def _partitioned_states(run: Run) -> Exchange:
-    """ZeRO 1 and 2: gradients to their owners, and the new parameters to everybody after the step."""
+def _partitioned_gradients(run: Run) -> float:
+    """Seconds in which all gradients go to their owners."""
     ranks, stride = run.degrees.copies * run.degrees.context, run.degrees.tensor
-    layer, root = _parts(run, run.facts.layer_gradients), run.facts.root_gradients / run.degrees.tensor
-    return Exchange(
-        again=False,
-        reduce_layer=run.seconds("reduce_scatter", layer, ranks, stride),
-        reduce_root=run.seconds("reduce_scatter", root, ranks, stride),
-        after=run.seconds("all_gather", run.facts.parameters / run.degrees.tensor, ranks, stride),
-        one_stream=True,
-    )
+    return run.seconds("reduce_scatter", run.facts.gradients / run.degrees.tensor, ranks, stride)
+
+
+def _new_parameters(run: Run) -> float:
+    """Seconds in which everybody gets the parameters that their owners stepped."""
+    ranks, stride = run.degrees.copies * run.degrees.context, run.degrees.tensor
+    return run.seconds("all_gather", run.facts.parameters / run.degrees.tensor, ranks, stride)
+
+
+def _stage1(run: Run) -> Exchange:
+    """ZeRO 1: gradients after the last micro-batch; overlap_comm is off by default (deepspeed/runtime/zero/config.py)."""
+    return Exchange(again=False, after=_partitioned_gradients(run) + _new_parameters(run), one_stream=True)
+
+
+def _stage2(run: Run) -> Exchange:
+    """ZeRO 2: gradients in every micro-batch, and computing waits, for overlap_comm is off by default."""
+    return Exchange(again=False, inside_backward=_partitioned_gradients(run), after=_new_parameters(run), one_stream=True)
 
 
 def _sharded(run: Run) -> Exchange:
@@ -167,8 +176,8 @@ def _pipeline(run: Run) -> Exchange:
 
 COPIES = (
     Method("ddp", "DDP", "copies", "data-parallel", "", _replicated, every=False),
-    Method("zero-1", "ZeRO 1", "copies", "zero", "stage=1", _partitioned_states, every=False, static=(False, False, True)),
-    Method("zero-2", "ZeRO 2", "copies", "zero", "stage=2", _partitioned_states, static=(False, True, True)),
+    Method("zero-1", "ZeRO 1", "copies", "zero", "stage=1", _stage1, every=False, static=(False, False, True)),
+    Method("zero-2", "ZeRO 2", "copies", "zero", "stage=2", _stage2, static=(False, True, True)),
     Method("zero-3", "ZeRO 3", "copies", "zero", "stage=3", _stage3, static=(True, True, True)),
     Method("fsdp", "FSDP", "copies", "fsdp", "", _sharded, static=(True, True, True)),
     Method("fsdp-kept", "FSDP, kept after forward", "copies", "fsdp", "reshard=false", _kept, static=(True, True, True)),
