@@ -43,6 +43,8 @@ def _end(changes: Changes, name: str, base: int, touched: list[int]) -> int:
     born = flow.born.get(name)
     if not after and born is not None and flow.phase[born].endswith("forward") and _is_cast(changes, born):
         return _cast_end(changes, name, base)
+    if touched and _lost_its_leaf(changes, name, base):
+        return _node_end(changes, touched[-1])
     if len(before) == len(after) and base not in changes.removed:
         return base
     if not flow.phase[base].endswith(("forward", "backward")):
@@ -52,9 +54,10 @@ def _end(changes: Changes, name: str, base: int, touched: list[int]) -> int:
     dropped = _python_end(changes, name)
     if dropped is not None and not after and (not touched or touched[-1] <= dropped):
         return dropped  # nothing holds it beyond the last Python reference
-    if len(before) == len(after):
+    argument = dropped is not None and any(p in flow.checkpoint for p in after)
+    if len(before) == len(after) and not argument:  # what a checkpoint was called with goes with the last of its nodes
         around = [base, *flow.group.get(flow.node[base] or "", [])]
-        if not any(name in flow.reads(p) or name in {r.storage for r in flow.ops[p].results} for p in around):
+        if not any(_touches(changes, name, p) for p in around):
             return base  # something else than this node let it go
         last = next((p for p in reversed(touched) if p <= base), None)
         releases = [end for position in after for end in _release(changes, position)]
@@ -62,6 +65,24 @@ def _end(changes: Changes, name: str, base: int, touched: list[int]) -> int:
     if dropped is None:
         return base
     return max([dropped, *touched[-1:], *(end for position in after for end in _release(changes, position))])
+
+
+def _touches(changes: Changes, name: str, position: int) -> bool:
+    flow = changes.flow
+    return name in flow.reads(position) or name in {r.storage for r in flow.ops[position].results}
+
+
+def _lost_its_leaf(changes: Changes, name: str, base: int) -> bool:
+    """Whether a gradient was kept as the `.grad` of a tensor that backward does not come to any more: of an embedding's output
+    that was made to require one (transformers' enable_input_require_grads)."""
+    flow = changes.flow
+    born = flow.born.get(name)
+    if born is None or not flow.phase[born].endswith("backward") or flow.gradient[base] or flow.gathers[base]:
+        return False
+    if flow.freed.get(name) != base:
+        return False  # it lies in another one's place, and lives as long
+    last = next(p for p in range(base, born - 1, -1) if _touches(changes, name, p))
+    return last in changes.removed
 
 
 def _next_turn(changes: Changes, base: int) -> int:
@@ -76,13 +97,26 @@ def _next_turn(changes: Changes, base: int) -> int:
 
 
 def _release(changes: Changes, saver: int) -> list[int]:
-    """The operator after which what this one saved is let go: of its node, or of all nodes of its checkpoint."""
+    """The operator after which what this one saved is let go: of its node, or of all nodes of its checkpoint that saved."""
     flow = changes.flow
     nodes = [flow.node[saver]]
     if saver in flow.checkpoint:
-        nodes = [flow.ops[p].forward_of for p in flow.segments[flow.checkpoint[saver]]]
+        segment = flow.segments[flow.checkpoint[saver]]
+        named = [(p in changes.saves, flow.ops[p].forward_of) for p in segment]
+        nodes = [node for saves, node in named if saves or _unpacks(changes, node or "")]
     group = [p for node in nodes for p in flow.group.get(node or "", []) if p not in changes.removed]
     return [max(group)] if group else []
+
+
+def _unpacks(changes: Changes, node: str) -> bool:
+    """Whether a node reads what it saved, or a weight, and not gradients alone."""
+    flow = changes.flow
+    for position in flow.group.get(node, ()):
+        if position not in changes.removed:
+            makers = [flow.made.get(changes.now(operand)) for operand in flow.ops[position].operands]
+            if any(m is None or flow.is_forward(m) for m in makers):
+                return True
+    return False
 
 
 def _node_end(changes: Changes, position: int) -> int:

@@ -101,9 +101,10 @@ class Flow:
         return found
 
     def _recomputed(self, reads: set[int]) -> set[int]:
-        """The forward operators that a checkpointed layer runs again: they save, or what they make is read by others of them.
+        """The forward operators that a checkpointed layer runs again: they save, or what they make is read by others of them,
+        or they make views: before the last tensor is saved, those of a weight that no `saves` names are made again, too.
 
-        A node's own formula may hold the same operator (the derivative of a power is a power), which does neither.
+        A node's own formula may hold the same operator (the derivative of a power is a power), which does none of these.
         """
         found: set[int] = set()
         wanted: set[str] = set()
@@ -113,7 +114,8 @@ class Flow:
                 continue
             if self.ops[self.made[op.forward_of]].opcode != op.opcode:
                 continue
-            if op.saves or any(r.name in wanted for r in op.results):
+            views = op.results and not in_place(op.opcode) and all(self.born.get(r.storage) != position for r in op.results)
+            if op.saves or views or any(r.name in wanted for r in op.results):
                 found.add(position)
                 wanted |= set(op.operands)
         return found

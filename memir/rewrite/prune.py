@@ -138,9 +138,25 @@ def _saves(changes: Changes, requiring: set[int]) -> dict[int, tuple[str, ...]]:
 
 
 def _shorten_recomputation(changes: Changes) -> None:
-    """torch/utils/checkpoint.py, _recomputation_hook: recomputation ends when the last saved tensor is back."""
-    for segment in changes.flow.segments:
-        last = max((p for p in segment if p in changes.saves), default=-1)
+    """torch/utils/checkpoint.py, _recomputation_hook: recomputation ends when the last saved tensor is back.
+
+    A weight's view is in no `saves`. That it was saved is seen by a node that still reads it, whose own forward operator is
+    where recomputation stops, after all before it.
+    """
+    flow = changes.flow
+    stops = [-1] * len(flow.segments)
+    number = {position: k for k, segment in enumerate(flow.segments) for position in segment}
+    for position, op in enumerate(flow.ops):
+        node = flow.node[position]
+        if not flow.gradient[position] or node is None or position in changes.removed:
+            continue
+        for operand in op.operands:
+            k = number.get(flow.made.get(changes.now(operand), -1))
+            if k is not None:
+                stops[k] = max(stops[k], flow.made[node])
+    for segment, stop in zip(flow.segments, stops, strict=True):
+        needed = (p for p in segment if p in changes.saves or flow.made[flow.ops[p].forward_of or ""] < stop)
+        last = max(needed, default=-1)
         for position in segment:
             if position > last:
                 changes.remove(position)
