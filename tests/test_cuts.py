@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from statistics import median
 
 import pytest
 import torch
@@ -16,7 +17,7 @@ from memir.cuts import Plan, plan
 from memir.cuts.answers import answers
 from memir.cuts.cache import boundary, cache_plan
 from memir.cuts.plan import flat_sample
-from memir.cuts.schedule import parse, run
+from memir.cuts.schedule import autofreeze, parse, run
 from memir.errors import UsageError
 from memir.ir.domain import Condition
 from memir.ir.unroll import unroll
@@ -121,6 +122,21 @@ def test_a_schedule_is_the_sum_of_its_phases(cuts: Plan) -> None:
     assert found.phases[0].gpus == 4
     assert found.cost_time <= 1 + 1e-9
     assert parse("4@0.25", DEPTH)[0] == (0, 0.0)
+
+
+def test_autofreeze_freezes_half_of_what_is_left_at_each_test() -> None:
+    """As the released code does where the front layers' gradients settle first: the first layer at or above the median."""
+    found = autofreeze("autofreeze:6", 12, 12)
+    assert found == [(0, 0.0), (6, 2 / 6), (9, 3 / 6), (10, 4 / 6), (11, 5 / 6)]
+    cut = 0
+    for grown, _ in found[1:]:
+        changes = [0.1 * layer for layer in range(cut, 12)]
+        cut += next(i for i, change in enumerate(changes) if change >= median(changes))
+        assert grown == cut
+    assert autofreeze("autofreeze", 4, 4)[-1][0] == 3  # one stays
+    for text in ("autofreeze:1", "autofreeze:x"):
+        with pytest.raises(UsageError, match="autofreeze"):
+            autofreeze(text, 12, 12)
 
 
 @pytest.mark.parametrize("text", ["4@0.5,2@0.7", "x@0", "3", "2@1.5", "99@0", "1@0.3,2@0.3"])

@@ -31,7 +31,9 @@ if TYPE_CHECKING:
 @click.option("--samples", type=click.IntRange(min=1), metavar="N", help="Samples in the data set, for the cache's bytes.")
 @click.option("--tokens", type=click.IntRange(min=1), metavar="N", help="Mean tokens of a packed sample.  [default: S, padded]")
 @click.option("--objective", type=click.Choice(("memory", "time")), default="memory", show_default=True)
-@click.option("--schedule", metavar="CUT@FRACTION,...", help="Cuts over a run: 0@0,4@0.3,8@0.6.")
+@click.option(
+    "--schedule", metavar="CUTS", help="Cuts over a run: 0@0,4@0.3,8@0.6; or AutoFreeze's own growth: autofreeze[:TESTS]."
+)
 @click.option("--gpus", type=click.IntRange(min=1), default=1, show_default=True, metavar="N", help="GPUs of the run.")
 @click.option("--head", is_flag=True, help="Freeze what runs after the layers, too.")
 @click.option("--train-embeddings", is_flag=True, help="Freeze layers only, not what runs before them.")
@@ -63,7 +65,7 @@ def command(
     from memir.cuts.answers import answers
     from memir.cuts.cache import boundary, cache_plan
     from memir.cuts.plan import flat_sample
-    from memir.cuts.schedule import parse, run
+    from memir.cuts.schedule import autofreeze, parse, run
     from memir.cuts.screen import Page, to_csv, to_json, to_text
     from memir.hardware import parse_gpu
     from memir.recipe import summary
@@ -87,7 +89,12 @@ def command(
             size = boundary(flat_sample(step.program), 2)
             speed = None if bandwidth is None else bandwidth * 1e9
             cache = cache_plan(found, where, speed, samples, tokens, step.env, size)
-        lasts = run(found, parse(schedule, found.cuts[-1].cut), gpus, where != "none") if schedule else None
+        lasts = None
+        if schedule:
+            own = schedule.partition(":")[0] == "autofreeze"
+            last = found.cuts[-1].cut
+            entries = autofreeze(schedule, found.depth, last) if own else parse(schedule, last)
+            lasts = run(found, entries, gpus, where != "none")
     notes = (*step.assumptions, *step.inconclusive)
     if recipe.checkpoint == "full":
         notes += (

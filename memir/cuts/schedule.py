@@ -12,6 +12,8 @@ from dataclasses import dataclass
 from memir.cuts.plan import Plan
 from memir.errors import UsageError
 
+TESTS = 10  # of a run; the released code's --num_intervals
+
 
 @dataclass(frozen=True, slots=True)
 class Phase:
@@ -57,6 +59,30 @@ def parse(text: str, last: int) -> list[tuple[int, float]]:
             )
         found.append(entry)
     return found if found[0][1] == 0 else [(0, 0.0), *found]
+
+
+def autofreeze(text: str, depth: int, last: int) -> list[tuple[int, float]]:
+    """`autofreeze`, `autofreeze:20`: the fastest growth that AutoFreeze's rule allows in so many tests of its gradients.
+
+    At each test, from the second one on (the first has nothing to compare with), the prefix grows to the first layer whose
+    gradients' norm changes no less than the median's of the layers that are left (arXiv 2102.01386, section 4.1; the released
+    code, percentile 50). Where the front layers settle first, which the method rests on, that is half of them, rounded down;
+    the last one stays trained. Real gradients may freeze less at a test, never more of a prefix that settles in order.
+    UsageError: no whole number of tests, or less than two.
+    """
+    _, colon, number = text.partition(":")
+    if colon and not number.isdigit():
+        raise UsageError(f"--schedule: {text!r}: {number!r} is no number of tests", hint="write  autofreeze:20")
+    tests = int(number) if colon else TESTS
+    if tests < 2:
+        raise UsageError("--schedule: autofreeze compares two tests: give it at least 2", hint="write  autofreeze:20")
+    entries, cut = [(0, 0.0)], 0
+    for test in range(2, tests):
+        grown = min(cut + (depth - cut) // 2, last)
+        if grown > cut:
+            cut = grown
+            entries.append((cut, test / tests))
+    return entries
 
 
 def run(plan: Plan, entries: list[tuple[int, float]], gpus: int, cached: bool) -> Run:
