@@ -7,6 +7,8 @@ from statistics import median
 
 import pytest
 import torch
+from hypothesis import given
+from hypothesis import strategies as st
 from torch.utils.flop_counter import FlopCounterMode, sdpa_backward_flop_count, sdpa_flop_count
 
 from memir.analysis.cost import Machine, seconds
@@ -16,6 +18,7 @@ from memir.api import TracedProgram, program_of
 from memir.cuts import Plan, plan
 from memir.cuts.answers import answers
 from memir.cuts.cache import boundary, cache_plan
+from memir.cuts.pareto import Choice, choices, fastest, pareto
 from memir.cuts.plan import flat_sample
 from memir.cuts.schedule import autofreeze, parse, run
 from memir.errors import UsageError
@@ -122,6 +125,36 @@ def test_a_schedule_is_the_sum_of_its_phases(cuts: Plan) -> None:
     assert found.phases[0].gpus == 4
     assert found.cost_time <= 1 + 1e-9
     assert parse("4@0.25", DEPTH)[0] == (0, 0.0)
+
+
+def beats(one: Choice, other: Choice) -> bool:
+    mine, theirs = (one.cut, one.peak, one.sample), (other.cut, other.peak, other.sample)
+    return mine != theirs and all(a <= b for a, b in zip(mine, theirs, strict=True))
+
+
+@given(
+    st.lists(st.builds(Choice, *[st.integers(0, 4)] * 2, st.booleans(), st.booleans(), *[st.integers(1, 6)] * 2), max_size=25)
+)
+def test_the_pareto_set_is_what_no_other_choice_beats(found: list[Choice]) -> None:
+    kept = pareto(found)
+    left = {(c.cut, c.peak, c.sample) for c in found if not any(beats(other, c) for other in found)}
+    assert [(c.cut, c.peak, c.sample) for c in kept] == sorted(left)
+    best = fastest(kept)
+    assert [c.sample for c in best] == sorted({c.sample for c in best}, reverse=True)
+    if found:
+        assert best[-1].sample == min(c.sample for c in found)
+
+
+def test_choices_are_cuts_at_their_batches(cuts: Plan) -> None:
+    budget = 2 * cuts.cuts[0].peak
+    found = choices(cuts, budget, checkpointed=False, cached=True)
+    assert {c.cut for c in found} == set(range(DEPTH + 1))
+    for choice in found:
+        assert choice.peak == cuts.bytes_at(choice.cut, {"B": choice.batch}) <= budget
+        assert not (choice.cached and not choice.cut)
+    asked = [c for c in found if c.batch == BATCH and not c.cached]
+    assert [c.sample * BATCH for c in asked] == pytest.approx([c.seconds for c in cuts.cuts])
+    assert max(c.batch for c in found if c.cut == 3) == cuts.largest(3, "B", budget)
 
 
 def test_autofreeze_freezes_half_of_what_is_left_at_each_test() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -12,6 +13,7 @@ from memir.errors import EXIT_INCONCLUSIVE, EXIT_NO, EXIT_OK, UsageError
 
 if TYPE_CHECKING:
     from memir.analysis.cost import Machine
+    from memir.cuts.pareto import Choice
     from memir.hardware import Card
 
 
@@ -35,6 +37,7 @@ if TYPE_CHECKING:
     "--schedule", metavar="CUTS", help="Cuts over a run: 0@0,4@0.3,8@0.6; or AutoFreeze's own growth: autofreeze[:TESTS]."
 )
 @click.option("--gpus", type=click.IntRange(min=1), default=1, show_default=True, metavar="N", help="GPUs of the run.")
+@click.option("--pareto", "choose", is_flag=True, help="The choices of cut, batch, checkpointing and cache that none beats.")
 @click.option("--head", is_flag=True, help="Freeze what runs after the layers, too.")
 @click.option("--train-embeddings", is_flag=True, help="Freeze layers only, not what runs before them.")
 @click.option("--format", "form", type=click.Choice(("text", "json", "csv")), default="text", show_default=True)
@@ -49,6 +52,7 @@ def command(
     objective: str,
     schedule: str | None,
     gpus: int,
+    choose: bool,
     head: bool,
     train_embeddings: bool,
     form: str,
@@ -64,6 +68,7 @@ def command(
     from memir.cuts import plan
     from memir.cuts.answers import answers
     from memir.cuts.cache import boundary, cache_plan
+    from memir.cuts.pareto import choices, pareto
     from memir.cuts.plan import flat_sample
     from memir.cuts.schedule import autofreeze, parse, run
     from memir.cuts.screen import Page, to_csv, to_json, to_text
@@ -72,6 +77,8 @@ def command(
 
     if where == "none" and (bandwidth or samples or tokens):
         raise UsageError("--bandwidth, --samples and --tokens are for a cache", hint="add  --cache disk  or  --cache host")
+    if choose and gpu is None:
+        raise UsageError("--pareto chooses what fits a GPU", hint="name one:  --gpu 24GiB")
     if request.recipe.mode != "train":
         raise UsageError("--mode forward trains nothing, so there is nothing to freeze", hint="leave out  --mode")
     memory = None if gpu is None else parse_gpu(gpu)
@@ -95,6 +102,18 @@ def command(
             last = found.cuts[-1].cut
             entries = autofreeze(schedule, found.depth, last) if own else parse(schedule, last)
             lasts = run(found, entries, gpus, where != "none")
+        chosen: tuple[Choice, ...] = ()
+        if choose and budget is not None:
+            ways = choices(found, budget, checkpointed=recipe.checkpoint != "none", cached=where != "none")
+            if recipe.checkpoint == "none":
+                stage("tracing the step with checkpointing")
+                again = replace(recipe, checkpoint="full")
+                other = program_of(request.model, again, **request.program_keywords(), progress=stage)
+                stage("rewriting the step for every cut")
+                second = plan(other.program, other.env, machine, embeddings=not train_embeddings, head=head)
+                ways += choices(second, budget, checkpointed=True, cached=where != "none")
+            stage("choosing")
+            chosen = pareto(ways)
     notes = (*step.assumptions, *step.inconclusive)
     if recipe.checkpoint == "full":
         notes += (
@@ -104,7 +123,7 @@ def command(
     name = "" if memory is None else memory.name
     page = Page(
         step.subject.name, summary(recipe), found, said, objective, budget, name, machine.name if machine else "", cache, lasts,
-        gpus, notes,
+        gpus, notes, chosen,
     )  # fmt: skip
     write({"text": to_text, "csv": to_csv, "json": to_json}[form](page), output)
     if step.inconclusive:

@@ -27,7 +27,12 @@ class Range:
 
     cuts: tuple[int, ...]
     program: Program
-    peak: Peak
+    reading: Reading
+
+    @property
+    def peak(self) -> Peak:
+        """The program's peak."""
+        return self.reading.peak
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,6 +52,13 @@ class Plan:
             if cut in one.cuts:
                 known = {**dict(self.env), **env, CUT: cut}
                 return one.peak.evaluate({d: known[d] for d in one.program.dims})[0]
+        raise InconclusiveError(f"cut {cut} is not known")
+
+    def at(self, cut: int, env: Env) -> Cut:
+        """One cut at other values of B and S. UsageError outside of the program's domain."""
+        for one in self.ranges:
+            if cut in one.cuts:
+                return one.reading.cut(cut, {**dict(self.env), **env, CUT: cut})
         raise InconclusiveError(f"cut {cut} is not known")
 
     def largest(self, cut: int, symbol: str, nbytes: int, limit: int = 1 << 24) -> int:
@@ -80,13 +92,13 @@ def plan(program: Program, env: Env, machine: Machine | None = None, *, embeddin
     layers = layers_of(flow)
     depth = env[depth_symbol(program)] if folded else layers.depth
     last = depth if _leaves_something(flow, layers, embeddings, head) else depth - 1
-    base = Base(program, env, layers.path, depth, machine)
+    base = Base(program, layers.path, depth, machine)
     cuts: dict[int, Cut] = {}
     ranges = []
     for numbers, one in programs(program, env, range(last + 1), depth=depth, embeddings=embeddings, head=head):
         reading = Reading(one, base)
         cuts |= {cut: reading.cut(cut, {**env, CUT: cut}) for cut in numbers}
-        ranges.append(Range(tuple(numbers), one, reading.peak))
+        ranges.append(Range(tuple(numbers), one, reading))
     tied = sorted(full_name(name) for name, used in users(flow, layers).items() if {EMBEDDING, layers.depth} <= used)
     return Plan(tuple(cuts[k] for k in sorted(cuts)), tuple(env.items()), layers.path, depth, tuple(tied), tuple(ranges))
 

@@ -44,18 +44,23 @@ class Cut:
 class Base:
     """What the step without freezing computes in a layer's forward: what a cache of activations saves."""
 
-    def __init__(self, program: Program, env: Env, path: str, depth: int, machine: Machine | None) -> None:
+    def __init__(self, program: Program, path: str, depth: int, machine: Machine | None) -> None:
         self.machine = machine
         self.depth = depth
         prefix = f"{path}."
-        inside = [w for w in work_of(program) if w.phase.endswith("forward") and w.op.path.startswith(prefix)]
-        known = {d: env[d] for d in program.dims}
-        self.flops = total_flops(inside, known)
-        self.seconds = seconds(inside, known, machine) if machine is not None else 0.0
+        self.inside = [w for w in work_of(program) if w.phase.endswith("forward") and w.op.path.startswith(prefix)]
+        self.dims = program.dims
+        self._known: dict[tuple[int, ...], tuple[int, float]] = {}  # by the dims' values
 
-    def saved(self, cut: int) -> tuple[int, float]:
-        """Operations and seconds of the forward of so many layers; the layers are taken to be alike."""
-        return self.flops * cut // self.depth, self.seconds * cut / self.depth
+    def saved(self, cut: int, env: Env) -> tuple[int, float]:
+        """Operations and seconds of the forward of so many layers at `env`; the layers are taken to be alike."""
+        known = {d: env[d] for d in self.dims}
+        key = tuple(known.values())
+        if key not in self._known:
+            time = seconds(self.inside, known, self.machine) if self.machine is not None else 0.0
+            self._known[key] = total_flops(self.inside, known), time
+        flops, time = self._known[key]
+        return flops * cut // self.depth, time * cut / self.depth
 
 
 class Reading:
@@ -76,7 +81,7 @@ class Reading:
         gradient_bytes, num_trainable = self._trained(known)
         machine = self.base.machine
         flops = total_flops(self.works, known)
-        saved_flops, saved_seconds = self.base.saved(number)
+        saved_flops, saved_seconds = self.base.saved(number, env)
         time = seconds(self.works, known, machine) if machine is not None else None
         named = (Kind.PARAMETER, Kind.GRADIENT, Kind.OPTIMIZER_STATE)
         parameters, gradients, states = (kinds.get(str(kind), 0) for kind in named)

@@ -12,6 +12,7 @@ from memir.analysis.peak import Piece
 from memir.analysis.words import Unit, count
 from memir.cuts.answers import NEGLIGIBLE, Answers
 from memir.cuts.cache import CONDITIONS, CachePlan
+from memir.cuts.pareto import Choice, fastest
 from memir.cuts.plan import Plan, Range
 from memir.cuts.reading import Cut
 from memir.cuts.schedule import Run
@@ -36,6 +37,7 @@ class Page:
     run: Run | None = None
     gpus: int = 1
     notes: tuple[str, ...] = ()
+    pareto: tuple[Choice, ...] = ()
 
 
 def to_text(page: Page) -> str:
@@ -51,6 +53,8 @@ def to_text(page: Page) -> str:
         lines += ["", *_cache(page.cache, unit)]
     if page.run is not None:
         lines += ["", *_run(page.run, unit, page.gpus)]
+    if page.pareto:
+        lines += ["", *_pareto(page, unit)]
     lines += ["", "peak as a formula (k: layers frozen; requested bytes):"]
     for one in plan.ranges:
         if len(one.cuts) > 1:
@@ -152,6 +156,19 @@ def _run(run: Run, unit: Unit, gpus: int) -> list[str]:
     return lines
 
 
+def _pareto(page: Page, unit: Unit) -> list[str]:
+    """The fastest at each cut; all of them are in the JSON."""
+    shown = fastest(page.pareto)
+    lines = [f"{len(page.pareto)} choices of cut, batch, checkpointing and cache that none beats; the fastest of each cut:"]
+    first = shown[0].sample
+    for c in shown:
+        ways = ", ".join(word for word, on in (("checkpointed", c.checkpointed), ("cached", c.cached)) if on) or "as it is"
+        lines.append(
+            f"  cut {c.cut}, B={c.batch:,}, {ways}: {unit.text(c.peak)}, a sample in {c.sample / first:.3f} of the first"
+        )
+    return lines
+
+
 def to_csv(page: Page) -> str:
     """One row a cut; every number."""
     out = io.StringIO()
@@ -191,6 +208,7 @@ def to_json(page: Page) -> str:
         ],
         "cache": None if page.cache is None else {**asdict(page.cache), "valid_if": list(CONDITIONS)},
         "schedule": None if page.run is None else {"gpus": page.gpus, **asdict(page.run)},
+        "pareto": [asdict(choice) for choice in page.pareto],
         "notes": list(page.notes),
     }
     return json.dumps(document, indent=2) + "\n"
