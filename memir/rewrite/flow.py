@@ -102,7 +102,7 @@ class Flow:
 
     def _recomputed(self, reads: set[int]) -> set[int]:
         """The forward operators that a checkpointed layer runs again: they save, or what they make is read by others of them,
-        or they make views: before the last tensor is saved, those of a weight that no `saves` names are made again, too.
+        or they make views beside such: before the last tensor is saved, those of a weight that no `saves` names are made again.
 
         A node's own formula may hold the same operator (the derivative of a power is a power), which does none of these.
         """
@@ -118,7 +118,18 @@ class Flow:
             if op.saves or views or any(r.name in wanted for r in op.results):
                 found.add(position)
                 wanted |= set(op.operands)
-        return found
+        return {position for run in self._runs(found, reads) if any(self.ops[p].saves for p in run) for position in run}
+
+    def _runs(self, found: set[int], reads: set[int]) -> list[list[int]]:
+        """Positions between which no gradient is computed, together."""
+        runs: list[list[int]] = []
+        last = -1
+        for position in sorted(found):
+            if not runs or any(between in reads for between in range(last + 1, position)):
+                runs.append([])
+            runs[-1].append(position)
+            last = position
+        return runs
 
     def _find_segments(self) -> None:
         """Recomputation runs inside the first node of its layer that backward comes to: no gradient is computed between."""
