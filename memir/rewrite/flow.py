@@ -103,10 +103,12 @@ class Flow:
     def _recomputed(self, reads: set[int]) -> set[int]:
         """The forward operators that a checkpointed layer runs again: they save, or what they make is read by others of them,
         or they make views beside such: before the last tensor is saved, those of a weight that no `saves` names are made again.
+        What nobody reads is run again too, where it stands between others.
 
         A node's own formula may hold the same operator (the derivative of a power is a power), which does none of these.
         """
         found: set[int] = set()
+        unread: set[int] = set()
         wanted: set[str] = set()
         for position in range(len(self.ops) - 1, -1, -1):
             op = self.ops[position]
@@ -118,7 +120,10 @@ class Flow:
             if op.saves or views or any(r.name in wanted for r in op.results):
                 found.add(position)
                 wanted |= set(op.operands)
-        return {position for run in self._runs(found, reads) if any(self.ops[p].saves for p in run) for position in run}
+            else:
+                unread.add(position)
+        runs = [run for run in self._runs(found, reads) if any(self.ops[p].saves for p in run)]
+        return {p for run in runs for p in (*run, *(unread & set(range(run[0], run[-1]))))}
 
     def _runs(self, found: set[int], reads: set[int]) -> list[list[int]]:
         """Positions between which no gradient is computed, together."""

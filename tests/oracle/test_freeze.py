@@ -164,6 +164,7 @@ LORA = Lora(r=4, alpha=8, targets=("q_proj", "v_proj"))
         pytest.param(Recipe(lora=LORA), id="lora"),
         pytest.param(Recipe(lora=LORA, checkpoint="full"), id="lora-checkpoint"),
         pytest.param(Recipe(checkpoint="full"), id="checkpoint"),
+        pytest.param(Recipe(checkpoint="full", attention="math"), id="checkpoint-math"),  # casts that nobody reads run again
         pytest.param(Recipe(dtype="f32", amp="bf16"), id="amp"),
     ],
 )
