@@ -16,7 +16,7 @@ from memir.analysis.cost.overlap import COMPUTE, Ran, Task, simulate
 from memir.analysis.cost.parts import Parts
 
 GATHER, REDUCE = "gather", "reduce"
-_ENOUGH = 8  # layers that are simulated; more of them go on alike
+_ENOUGH = 6  # layers that are simulated; more of them go on alike
 
 
 @dataclass(frozen=True, slots=True)
