@@ -1,4 +1,4 @@
-"""`python -m benchmarks.distributed one TARGET --method "fsdp{degree=2}"`, `... published [--save]`."""
+"""`python -m benchmarks.distributed one TARGET --method "fsdp{degree=2}"`, `... table`, `... published [--save]`."""
 
 from __future__ import annotations
 
@@ -10,8 +10,10 @@ from pathlib import Path
 
 import click
 
+from benchmarks.distributed.cases import CASES
 from benchmarks.distributed.one import Around, predict, show, show_comparison
 from benchmarks.distributed.published import TITAN, holds, page, published_rows, torchtitan_row
+from benchmarks.distributed.table import renewed
 from benchmarks.mistral.environment import ROOT, default_folder, make
 from benchmarks.replay.table import csv_text, from_csv
 from memir.cli.options import Request, step_options
@@ -85,6 +87,16 @@ def zero(only: bool) -> None:
     if not only:
         write(measured(click.echo))
     (HERE / "zero.md").write_text(table(read()))
+
+
+@main.command()
+@click.option("--only", default="", metavar="WORD", help="Only cases with WORD in their name; other lines stay.")
+@click.option("--missing", is_flag=True, help="Only cases without a prediction so far.")
+def table(only: str, missing: bool) -> None:
+    """Run the table's cases on real ranks, and write results.csv."""
+    for lines in renewed(CASES, only, missing):
+        for line in lines:
+            click.echo(f"{line['case']}  rank {line['rank']}  {line['peak']}  trace {line['trace_error']}  {line['verdict']}")
 
 
 if __name__ == "__main__":

@@ -23,7 +23,7 @@ class Fsdp(Method):
 
     degree: int = 1
     replicate: int = 1  # HSDP: the outer axis, over which gradients are reduced once more
-    reshard: str = "true"  # reshard_after_forward: "true", "false", "default" or a number of ranks
+    reshard: str = "default"  # reshard_after_forward: "true", "false", a number of ranks; by default the root keeps its own
     param_dtype: str = ""  # of MixedPrecisionPolicy; "" is None
     reduce_dtype: str = ""
     output_dtype: str = ""
