@@ -82,7 +82,7 @@ def _lost_its_leaf(changes: Changes, name: str, base: int) -> bool:
     if flow.freed.get(name) != base:
         return False  # it lies in another one's place, and lives as long
     last = next(p for p in range(base, born - 1, -1) if _touches(changes, name, p))
-    return last in changes.removed
+    return last in changes.removed and flow.phase[last].endswith("backward")  # a parameter's own gradient is read later
 
 
 def _next_turn(changes: Changes, base: int) -> int:
