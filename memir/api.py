@@ -103,7 +103,11 @@ def program_of(
     if not passes.passes:
         return traced
     from memir.one_rank import of_one_rank
+    from memir.parallel.every_stage import names_stage, num_stages
 
+    if num_stages(passes.passes) > 1 and not names_stage(parallel):
+        message = f"{passes.spec()}: which stage? They take different amounts of memory"
+        raise UsageError(message, hint="pipeline-parallel{... stage=0};  memir analyze  shows all of them")
     progress(f"applying {passes.spec()}")
     return _on_rank(traced, of_one_rank(traced.program, traced.general, traced.dims, passes))
 
@@ -289,10 +293,12 @@ def analyze(
     traced = _program_of(target, recipe, batch, seq, sets, inputs, trust_remote_code, cache, fold, progress)
     steps: tuple[TracedProgram, ...] = (traced,)
     if passes.passes:
-        from memir.one_rank import of_each_rank
+        from memir.one_rank import of_each_rank, of_one_rank
+        from memir.parallel.every_stage import names_stage
 
         progress(f"applying {passes.spec()}")
-        ranks = of_each_rank(traced.program, traced.general, traced.dims, passes)
+        question = (traced.program, traced.general, traced.dims, passes)
+        ranks = (of_one_rank(*question),) if names_stage(parallel) else of_each_rank(*question)
         steps = tuple(_on_rank(traced, rank) for rank in ranks)
     reports = []
     for number, step in enumerate(steps):

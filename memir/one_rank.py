@@ -6,7 +6,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from memir.ir.core import Program
+from memir.ir.size import Size
 from memir.ir.unroll import bind, unroll
+from memir.options import spec
 from memir.parallel.every_stage import of_each_stage
 from memir.pipeline import Pipeline
 from memir.rewrite.lift import LiftError
@@ -33,8 +35,14 @@ def of_one_rank(program: Program, general: Program | None, depth: Mapping[str, i
             told = (f"every layer is rewritten, as they do not repeat under {passes.spec()}: {error.message}",)
             return passes.run(unroll(bind(one, {name: value for name, value in depth.items() if name in one.dims})))
 
+    same = [spec(p) for p in passes.passes if _degree(p) == 1]
     both = rewritten(program), None if general is None else rewritten(general)
-    return RankProgram(*both, told)
+    return RankProgram(*both, (*told, *(f"{text}: a degree of 1 changes nothing" for text in same)))
+
+
+def _degree(one: object) -> int | None:
+    degree = getattr(one, "degree", None)
+    return degree.constant if isinstance(degree, Size) and degree.is_constant else degree if isinstance(degree, int) else None
 
 
 def of_each_rank(

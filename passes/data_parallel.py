@@ -20,7 +20,7 @@ from memir.errors import InconclusiveError, UsageError
 from memir.ir.core import Kind, Program
 from memir.ir.size import ZERO
 from memir.ir.unroll import extents, has_repeats, unroll
-from memir.parallel.mesh import check_axis, check_copies
+from memir.parallel.mesh import check_axis
 from memir.parallel.reducer import BROADCAST, Buckets, reduced
 from memir.parallel.shards import product
 from memir.rewrite.depths import lifted
@@ -63,7 +63,6 @@ class DataParallel:
         """
         if not check_axis(program, self.name, self.degree):
             return program
-        check_copies(program, self.name)
         if self.bucket_cap_mb is not None and self.bucket_cap_mb <= 0:
             raise UsageError(f"{self.name}: bucket-cap-mb={self.bucket_cap_mb:g} is no size", hint="bucket-cap-mb=25")
         if self.find_unused and not self.static_graph:

@@ -17,7 +17,7 @@ from memir.parallel.calls import passes_of
 from memir.parallel.edit import Edit
 from memir.parallel.fully_shard import Runtime
 from memir.parallel.groups import groups_of, sharded_gradients, shards_of, trained_dtype
-from memir.parallel.mesh import check_axis, check_rank
+from memir.parallel.mesh import check_axis, check_copies, check_degree, check_rank
 from memir.parallel.policy import Policy
 from memir.parallel.shards import shard_states
 from memir.rewrite.depths import lifted
@@ -55,6 +55,8 @@ class Fsdp:
         """The step of one rank; unchanged for degree 1. UsageError, InconclusiveError: what cannot be done."""
         if self.degree.is_constant and not check_axis(program, self.name, self.degree.constant):
             return program
+        check_degree(self.name, self.replicate, "replicate")
+        check_copies(program, self.name)
         if self.degree.is_constant:
             check_rank(self.name, self.rank, self.degree.constant * self.replicate)
         policy = self._policy(program)

@@ -20,7 +20,7 @@ from memir.parallel.edit import Edit
 from memir.parallel.flat_groups import adapters_of, flat_groups_of
 from memir.parallel.flat_params import FlatPolicy, FlatRuntime
 from memir.parallel.groups import sharded_gradients, shards_of
-from memir.parallel.mesh import check_axis, check_rank
+from memir.parallel.mesh import check_axis, check_degree, check_rank
 from memir.parallel.policy import FLOATS
 from memir.parallel.shards import in_optimizer, shard_states
 from memir.rewrite.depths import lifted
@@ -60,6 +60,7 @@ class Fsdp1:
         """The step of one rank; unchanged for degree 1. UsageError, InconclusiveError: what cannot be done."""
         if not check_axis(program, self.name, self.degree):
             return program
+        check_degree(self.name, self.replicate, "replicate")
         check_rank(self.name, self.rank, self.degree * self.replicate)
         if self.strategy.startswith("hybrid") != (self.replicate > 1):
             raise UsageError(

@@ -16,7 +16,7 @@ from memir.errors import UsageError
 from memir.ir.core import Program
 from memir.ir.unroll import has_repeats, unroll
 from memir.parallel.coordinator import Limits
-from memir.parallel.mesh import check_axis, check_copies
+from memir.parallel.mesh import check_axis
 from memir.parallel.zero_gradients import Reduction
 from memir.parallel.zero_states import partitioned_states
 from memir.parallel.zero_weights import Weights, partitioned_weights
@@ -58,7 +58,6 @@ class Zero:
         """
         if not check_axis(program, self.name, self.degree):
             return program
-        check_copies(program, self.name)
         if not 0 <= self.rank < self.degree:
             raise UsageError(f"{self.name}: rank {self.rank} of {self.degree}", hint=f"a rank is 0 to {self.degree - 1}")
         if self.reduce_bucket_size < 1:

@@ -14,7 +14,7 @@ from memir.cli.options import Request
 _DEGREES = (
     ("tp", "Tensor parallel over N ranks."),
     ("cp", "Context parallel: the sequence over N ranks."),
-    ("ep", "Expert parallel over N ranks."),
+    ("ep", "Expert parallel over N ranks: not described yet, an error."),
     ("pp", "Pipeline parallel: N stages, all of which are shown."),
     ("fsdp", "FSDP2, fully_shard around every layer, over N ranks."),
     ("ddp", "DistributedDataParallel over N ranks; with --zero, DeepSpeed over them."),

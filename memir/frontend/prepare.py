@@ -53,7 +53,7 @@ def _inject_lora(module: nn.Module, lora: Lora) -> nn.Module:
         with warnings.catch_warnings():  # PEFT warns about what it cannot know of meta tensors
             warnings.simplefilter("ignore")
             adapted: nn.Module = get_peft_model(module, LoraConfig(**options))
-    except (ValueError, AttributeError) as error:
+    except (ValueError, AttributeError, KeyError) as error:
         if not lora.targets:
             raise UsageError(
                 "PEFT has no default LoRA targets for this model",

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 from dataclasses import fields, replace
 from typing import Any, TypeVar
@@ -18,6 +19,11 @@ def num_stages(passes: Sequence[Any]) -> int:
 def of_each_stage(passes: Sequence[P]) -> tuple[tuple[P, ...], ...]:
     """The passes for rank 0 of the pipeline, for rank 1, ...; as they are, once, where there is no pipeline."""
     return tuple(tuple(_at(p, stage) for p in passes) for stage in range(num_stages(passes)))
+
+
+def names_stage(text: str) -> bool:
+    """Whether the text of the passes says which stage: without it, it is all of them."""
+    return re.search(rf"{PIPELINE}\{{[^}}]*\bstage\s*=", text) is not None
 
 
 def _is_pipeline(one: Any) -> bool:

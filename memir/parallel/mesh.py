@@ -7,6 +7,7 @@ from memir.ir.core import Program
 from memir.ir.size import Size
 
 _PIPELINE = "pipeline-parallel"
+MOST = 2**18  # ranks of an axis
 _COPIES = ("data-parallel", "fsdp", "fsdp1", "zero")  # ranks with batches of their own: all of the model, or its shards
 
 
@@ -15,8 +16,7 @@ def check_axis(program: Program, name: str, degree: int) -> bool:
 
     InconclusiveError for copies of a pipeline's stages.
     """
-    if degree < 1:
-        raise UsageError(f"{name}: degree {degree} is not a positive number of ranks", hint=f"{name}{{degree=2}}")
+    check_degree(name, degree)
     if degree == 1:
         return False
     if name in _COPIES and axis_of(program, _PIPELINE) is not None:
@@ -28,7 +28,17 @@ def check_axis(program: Program, name: str, degree: int) -> bool:
         )
     if any(axis == name for axis, _ in program.mesh):
         raise UsageError(f"{name}: the program has this axis already", where=mesh_text(program), hint="give it once")
+    if name in _COPIES:
+        check_copies(program, name)
     return True
+
+
+def check_degree(name: str, degree: int, option: str = "degree") -> None:
+    """UsageError for what is no number of ranks."""
+    if degree < 1:
+        raise UsageError(f"{name}: {option} {degree} is not a positive number of ranks", hint=f"{name}{{degree=2}}")
+    if degree > MOST:
+        raise UsageError(f"{name}: {option} {degree:,} is more ranks than there are GPUs anywhere", hint=f"at most {MOST:,}")
 
 
 def check_copies(program: Program, name: str) -> None:

@@ -35,6 +35,8 @@ class Shorthand:
 
     def passes(self, parallel: str = "") -> str:
         """The text of the passes: `parallel` as given, or these options; both at once, or two copies, are a UsageError."""
+        if self.ep is not None:
+            raise UsageError("--ep: expert parallelism is not described yet", hint="docs/distributed.md says why")
         given = [(option, name, degree) for option, name in _NAMES if (degree := getattr(self, option)) is not None]
         if self.zero is not None:
             given = self._zero(given)
@@ -42,7 +44,7 @@ class Shorthand:
             option = "zero" if self.zero is not None else given[0][0]
             raise UsageError(f"--parallel and --{option} at once", hint="write all of it as  --parallel 'fsdp{degree=8},...'")
         if {"fsdp", "ddp"} <= {option for option, _, _ in given}:
-            hint = "hybrid sharding is  --parallel 'fsdp{degree=8 replicas=2}'"
+            hint = f"hybrid sharding is  --parallel 'fsdp{{degree={self.fsdp} replicate={self.ddp}}}'"
             raise UsageError("--fsdp and --ddp at once: both are copies of the model", hint=hint)
         if self.fsdp is not None and self.fsdp > 1:  # FSDP places the gradients of DTensors before it reduces them
             given = [(o, f"{n}{{placed-gradients" if o == "tp" else n, d) for o, n, d in given]

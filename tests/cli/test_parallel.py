@@ -49,9 +49,30 @@ def test_one_rank_of_several() -> None:
         (("--pp", "2"), "tied"),
         (("--parallel", "pipeline-parallel{degree=9}"), "9"),
         (("--zero", "2"), "over how many ranks"),
+        (("--ep", "2"), "not described yet"),
+        (("--fsdp", "99999999999"), "more ranks than there are GPUs"),
+        (("--parallel", "fsdp{degree=2 replicate=0}"), "replicate 0"),
+        (("--parallel", "data-parallel{degree=2},fsdp{degree=2}"), "made copies of the model already"),
+        (("--parallel", "fsdp{degree=2},fsdp1{degree=2}"), "made copies of the model already"),
+        (("--parallel", "pipeline-parallel{degree=2 tied=copy stage=5}"), "stage 5 of 2"),
+        (("--lora", "r=8"), "no default LoRA targets"),
     ],
 )
 def test_bad_input_is_exit_2(words: tuple[str, ...], message: str) -> None:
     code, _, error = run(*words)
     assert code == 2
     assert message in error
+
+
+def test_one_stage_where_it_is_named_and_a_degree_of_1_is_told() -> None:
+    code, text, _ = run("--parallel", "pipeline-parallel{degree=2 tied=copy stage=1}", "--format", "json")
+    assert code == 0
+    assert json.loads(text)["stages"] == []
+    assert "a degree of 1 changes nothing" in run("--parallel", "fsdp")[1]
+
+
+def test_a_sweep_wants_one_stage() -> None:
+    words = ["sweep", GPT[0], "-b", "2", "-s", "64", "--no-cache", *GPT[6:], "--pp", "2"]
+    result = CliRunner().invoke(main, words)
+    assert result.exit_code == 2
+    assert "which stage" in result.stderr
