@@ -119,7 +119,7 @@ def _cases() -> tuple[Case, ...]:
     )
     context = (
         Case(LLAMA, "context-parallel{degree=2}"),
-        Case(HF, "context-parallel{degree=2 balance=false}"),
+        Case(("llama-3-8b", {**_SMALL, "num_key_value_heads": "8"}), "context-parallel{degree=2 balance=false}"),
         Case(GPT, "context-parallel{degree=4 rotate=all-to-all}"),
     )
     return (*data, *fsdp, *flat, *tensor, *together, *context)

@@ -17,6 +17,7 @@ from unittest import mock
 import torch
 from torch.distributed._functional_collectives import AsyncCollectiveTensor
 from torch.distributed.device_mesh import DeviceMesh
+from torch.distributed.fsdp._fully_shard import _fully_shard as library
 from torch.distributed.tensor import DTensor
 from torch.distributed.tensor._sharding_prop import ShardingPropagator
 from torch.utils._python_dispatch import _disable_current_modes
@@ -131,7 +132,17 @@ def meshes_of_numbers() -> Iterator[None]:
             tensor: torch.Tensor = shown.fget(self)
             return tensor
 
-    with mock.patch.object(DeviceMesh, "__init__", __init__), mock.patch.object(DeviceMesh, "mesh", property(mesh)):
+    smaller: Any = vars(library)["_get_post_forward_mesh_info"]
+
+    def of_fewer_ranks(*args: Any) -> Any:
+        with _disable_current_modes():
+            return smaller(*args)
+
+    with (
+        mock.patch.object(DeviceMesh, "__init__", __init__),
+        mock.patch.object(DeviceMesh, "mesh", property(mesh)),
+        mock.patch.object(library, "_get_post_forward_mesh_info", of_fewer_ranks),  # reshard_after_forward as a number
+    ):
         yield
 
 
