@@ -89,4 +89,5 @@ def test_markers(pytester: pytest.Pytester, asked: list[dict[str, Any]]) -> None
     text = result.stdout.str()
     for words in ("budget-exceeded: 0.10 MiB allocated", "inconclusive: no rule", "checks nothing", "takes one target"):
         assert words in text
-    assert asked[0] == {"target": "model.py", "batch": 2, "seq": 128, "sets": {}, "inputs": None, "trust_remote_code": False}
+    step = {"target": "model.py", "batch": 2, "seq": 128, "sets": {}, "inputs": None, "trust_remote_code": False}
+    assert asked[0] == {**step, "parallel": ""}

@@ -65,6 +65,8 @@ Commands:
   ir       Print a training step's memory program.
   lint     Find what in the model's code costs memory without need.
   opt      Run passes on a memory program in text form.
+  plan     The fastest distributed method, micro-batch and checkpointing among
+           those that fit some GPUs.
   presets  List the known models and their parameter counts.
   sweep    Peaks at many batches, lengths and recipes; the largest batch or
            sequence that fits.
