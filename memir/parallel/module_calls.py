@@ -24,7 +24,7 @@ class Call:
     start: int
     end: int
     forward: bool
-    ends: bool = True  # False: nothing tells that its backward is over
+    ends: bool = True  # False: nothing tells that it is over
 
 
 def module_calls(flow: Flow, parameters: Container[str], order: Mapping[str, int]) -> list[Call]:
@@ -39,10 +39,21 @@ def module_calls(flow: Flow, parameters: Container[str], order: Mapping[str, int
     for run in _runs(flow):
         again = flow.repeated[run[0]]
         for call, members in _entered([(p, flow.ops[p].path) for p in run], own, forward=True, again=again):
+            if again and _is_cut_short(flow, call, run[-1], calls):
+                call = replace(call, ends=False)
             of.update(dict.fromkeys(members, len(calls)))
             calls.append(call)
     found = [*calls, *_backward(flow, calls, of, own)]
     return sorted(found, key=lambda c: (c.start, c.path.count(".") + bool(c.path)))
+
+
+def _is_cut_short(flow: Flow, call: Call, last: int, calls: Iterable[Call]) -> bool:
+    """Whether recomputation ends within the module, with the last tensor that is saved: an exception leaves it, and hooks that
+    come after a forward do not run (torch/utils/checkpoint.py, `_StopRecomputationError`)."""
+    if call.end != last or flow.ops[last].forward_of is None:
+        return False
+    reached = flow.made[str(flow.ops[last].forward_of)]
+    return any(first.path == call.path and first.start <= reached < first.end for first in calls)
 
 
 def _runs(flow: Flow) -> list[list[int]]:

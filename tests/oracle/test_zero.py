@@ -24,9 +24,7 @@ def step(key: str) -> Program:
 
 
 @pytest.mark.parametrize("row", read(), ids=lambda row: f"{row.case}-{row.rank}")
-def test_bytes_are_deepspeeds(request: pytest.FixtureRequest, row: Row) -> None:
-    if request.node.callspec.id.startswith("wide-3"):
-        pytest.xfail("stage 3: a view of a checkpointed weight that is made again and never read has no module that holds it")
+def test_bytes_are_deepspeeds(row: Row) -> None:
     case = next(c for c in CASES if c.name == row.case)
     start, peak = predicted(case, row.rank, step(f"{case.target} {case.sets} {case.recipe}"))
     assert 0 <= row.start - start <= RESIDENT
