@@ -102,12 +102,9 @@ def program_of(
     traced = _program_of(target, recipe or Recipe(), batch, seq, sets, inputs, trust_remote_code, cache, fold, progress)
     if not passes.passes:
         return traced
-    from memir.one_rank import of_one_rank
-    from memir.parallel.every_stage import names_stage, num_stages
+    from memir.one_rank import check_stage, of_one_rank
 
-    if num_stages(passes.passes) > 1 and not names_stage(parallel):
-        message = f"{passes.spec()}: which stage? They take different amounts of memory"
-        raise UsageError(message, hint="pipeline-parallel{... stage=0};  memir analyze  shows all of them")
+    check_stage(parallel, passes)
     progress(f"applying {passes.spec()}")
     return _on_rank(traced, of_one_rank(traced.program, traced.general, traced.dims, passes))
 
@@ -293,12 +290,10 @@ def analyze(
     traced = _program_of(target, recipe, batch, seq, sets, inputs, trust_remote_code, cache, fold, progress)
     steps: tuple[TracedProgram, ...] = (traced,)
     if passes.passes:
-        from memir.one_rank import of_each_rank, of_one_rank
-        from memir.parallel.every_stage import names_stage
+        from memir.one_rank import of_each_rank
 
         progress(f"applying {passes.spec()}")
-        question = (traced.program, traced.general, traced.dims, passes)
-        ranks = (of_one_rank(*question),) if names_stage(parallel) else of_each_rank(*question)
+        ranks = of_each_rank(parallel, traced.program, traced.general, traced.dims, passes)
         steps = tuple(_on_rank(traced, rank) for rank in ranks)
     reports = []
     for number, step in enumerate(steps):

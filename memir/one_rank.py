@@ -5,11 +5,12 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 
+from memir.errors import InconclusiveError, UsageError
 from memir.ir.core import Program
 from memir.ir.size import Size
 from memir.ir.unroll import bind, unroll
 from memir.options import spec
-from memir.parallel.every_stage import of_each_stage
+from memir.parallel.every_stage import names_stage, num_stages, of_each_stage
 from memir.pipeline import Pipeline
 from memir.rewrite.lift import LiftError
 
@@ -23,17 +24,35 @@ class RankProgram:
     told: tuple[str, ...] = ()
 
 
+def run_on(
+    passes: Pipeline,
+    program: Program,
+    depth: Mapping[str, int],
+    *,
+    verify: bool = True,
+    beyond: type[InconclusiveError] = LiftError,
+) -> tuple[Program, InconclusiveError | None]:
+    """The program after the passes; where the error `beyond` ends them over a number of layers that is a symbol, with all
+    layers of the `depth` one by one, and that error."""
+    try:
+        return passes.run(program, verify=verify), None
+    except beyond as error:
+        known = {name: value for name, value in depth.items() if name in program.dims}
+        if not known:
+            raise
+        return passes.run(unroll(bind(program, known)), verify=verify), error
+
+
 def of_one_rank(program: Program, general: Program | None, depth: Mapping[str, int], passes: Pipeline) -> RankProgram:
     """The programs after the passes; where the layers do not repeat any more, with all of the `depth`, which is told."""
     told: tuple[str, ...] = ()
 
     def rewritten(one: Program) -> Program:
         nonlocal told
-        try:
-            return passes.run(one)
-        except LiftError as error:
+        new, error = run_on(passes, one, depth)
+        if error is not None:
             told = (f"every layer is rewritten, as they do not repeat under {passes.spec()}: {error.message}",)
-            return passes.run(unroll(bind(one, {name: value for name, value in depth.items() if name in one.dims})))
+        return new
 
     same = [spec(p) for p in passes.passes if _degree(p) == 1]
     both = rewritten(program), None if general is None else rewritten(general)
@@ -45,8 +64,16 @@ def _degree(one: object) -> int | None:
     return degree.constant if isinstance(degree, Size) and degree.is_constant else degree if isinstance(degree, int) else None
 
 
+def check_stage(text: str, passes: Pipeline) -> None:
+    """UsageError where the `text` of the passes has a pipeline and does not say which stage."""
+    if num_stages(passes.passes) > 1 and not names_stage(text):
+        message = f"{passes.spec()}: which stage? They take different amounts of memory"
+        raise UsageError(message, hint="pipeline-parallel{... stage=0};  memir analyze  shows all of them")
+
+
 def of_each_rank(
-    program: Program, general: Program | None, depth: Mapping[str, int], passes: Pipeline
+    text: str, program: Program, general: Program | None, depth: Mapping[str, int], passes: Pipeline
 ) -> tuple[RankProgram, ...]:
-    """The programs of the ranks that differ: one for each stage of a pipeline, otherwise one."""
-    return tuple(of_one_rank(program, general, depth, Pipeline(stage)) for stage in of_each_stage(passes.passes))
+    """The programs of the ranks that differ: one for each stage of a pipeline, unless the passes' `text` says which."""
+    stages = (passes.passes,) if names_stage(text) else of_each_stage(passes.passes)
+    return tuple(of_one_rank(program, general, depth, Pipeline(stage)) for stage in stages)

@@ -43,8 +43,8 @@ ALLOWED = {
     "check": DATA | {"analysis", "api", "cuda", "diff", "findings", "pipeline", "report", "workers"},
     "lint": DATA | {"analysis", "diff", "findings"},
     "pytest": {"check", "errors"},
-    "one_rank": {"ir", "options", "parallel", "pipeline", "rewrite"},
-    "planner": DATA | {"analysis", "parallel", "pipeline", "cache", "registry", "sweep"},
+    "one_rank": {"errors", "ir", "options", "parallel", "pipeline", "rewrite"},
+    "planner": DATA | {"analysis", "one_rank", "parallel", "pipeline", "cache", "registry", "sweep"},
     "sweep": DATA | {"analysis", "pipeline", "cache"},
     "api": DATA
     | {

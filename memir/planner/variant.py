@@ -12,7 +12,7 @@ from memir.analysis.flops import work_of
 from memir.analysis.frames import frames_of
 from memir.errors import InconclusiveError, MemirError, UsageError
 from memir.ir.core import Program
-from memir.ir.unroll import bind, unroll
+from memir.one_rank import run_on
 from memir.parallel.every_stage import of_each_stage
 from memir.pipeline import PassError, Pipeline
 from memir.planner.space import CHECKPOINTS
@@ -121,17 +121,8 @@ def rewritten(text: str, program: Program, fixed: Mapping[str, int], *, verify: 
 
     Errors are those of the passes.
     """
-    return tuple(_of_rank(Pipeline(stage), program, fixed, verify) for stage in of_each_stage(Pipeline.parse(text).passes))
-
-
-def _of_rank(passes: Pipeline, program: Program, fixed: Mapping[str, int], verify: bool) -> Program:
-    try:
-        return passes.run(program, verify=verify)
-    except InconclusiveError:
-        depth = {name: value for name, value in fixed.items() if name in program.dims}
-        if not depth:
-            raise
-        return passes.run(unroll(bind(program, depth)), verify=verify)
+    stages = of_each_stage(Pipeline.parse(text).passes)
+    return tuple(run_on(Pipeline(s), program, fixed, verify=verify, beyond=InconclusiveError)[0] for s in stages)
 
 
 def exact(text: str, program: Program, fixed: Mapping[str, int], batch: int, seq: int) -> int:
