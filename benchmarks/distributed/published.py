@@ -13,9 +13,9 @@ import importlib.metadata
 import statistics
 import sys
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
-from benchmarks.replay.a100 import NO_WINDOW, RECIPES
+from benchmarks.replay.a100 import RECIPES, Fact
 from benchmarks.replay.predict import predict, step
 from benchmarks.replay.rows import Row
 from benchmarks.replay.table import summary
@@ -35,24 +35,6 @@ REASONS = (
     ("torchtitan", "Hugging Face's layers in the place of torchtitan's; the first steps' loading is not played"),
 )
 NOTICED = 0.02  # percent; a reason is given beyond
-
-
-@dataclass(frozen=True, slots=True)
-class Fact:
-    """One published run of two ranks, each with `batch` sequences; bytes."""
-
-    method: str
-    model: str
-    preset: str
-    batch: int
-    seq: int
-    peak: int
-    steady: int
-
-    @property
-    def case(self) -> str:
-        """`Mistral-7B lora B=2 S=4096`."""
-        return f"{self.model} {self.method} B={self.batch} S={self.seq}"
 
 
 FACTS = (
@@ -77,8 +59,7 @@ def published_rows(only: str) -> Iterator[Row]:
         if only not in fact.case:
             continue
         print(f"  {fact.case}", file=sys.stderr, flush=True)
-        sets = dict(NO_WINDOW) if fact.preset == "mistral-7b" else {}
-        traced = step(fact.preset, RECIPES[fact.method], fact.batch, fact.seq, sets)
+        traced = step(fact.preset, RECIPES[fact.method], fact.batch, fact.seq, fact.sets)
         method = Fsdp1(degree=2, wrap="layers" if fact.method == "full" else "peft", reentrant=True)
         rank = replace(traced, program=method.run(traced.program))
         found = predict(rank, "8.0")

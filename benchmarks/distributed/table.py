@@ -7,6 +7,7 @@ import dataclasses
 import math
 from collections.abc import Iterable, Iterator
 from pathlib import Path
+from typing import Any
 
 import memir
 from benchmarks.distributed.cases import Case
@@ -80,12 +81,12 @@ def predictions(case: Case, ranks: int) -> list[tuple[int, int, int] | str]:
 
 def _rewritten(program: Program, text: str, rank: int) -> Program:
     """The passes one after another; those that tell ranks apart are asked for this one, tensor-parallel ranks innermost."""
-    passes = parse_list(text, registry.load)
-    inner = math.prod(int(str(p.degree)) for p in passes if p.name == "tensor-parallel")  # type: ignore[attr-defined]
+    passes: tuple[Any, ...] = parse_list(text, registry.load)
+    inner = math.prod(int(str(p.degree)) for p in passes if p.name == "tensor-parallel")
     for made in passes:
         if hasattr(made, "rank"):
-            made = dataclasses.replace(made, rank=rank // inner % int(str(made.degree)))  # type: ignore[attr-defined,type-var]
-        program = made.run(program)  # type: ignore[attr-defined]
+            made = dataclasses.replace(made, rank=rank // inner % int(str(made.degree)))
+        program = made.run(program)
     return program
 
 

@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import csv
-import io
 from collections.abc import Sequence
-from dataclasses import asdict, fields
 
+from benchmarks import pages
 from benchmarks.llmem_single.facts import MIB
 from benchmarks.llmem_single.predict import Row
 
@@ -31,20 +29,12 @@ V100's own context with CUDA 11.7 (the range is that of other cards; with all ke
 
 def csv_text(rows: Sequence[Row]) -> str:
     """One line a model; bytes."""
-    out = io.StringIO()
-    writer = csv.DictWriter(out, [f.name for f in fields(Row)], lineterminator="\n")
-    writer.writeheader()
-    writer.writerows(asdict(row) for row in rows)
-    return out.getvalue()
+    return pages.csv_text(Row, rows)
 
 
 def from_csv(text: str) -> list[Row]:
     """The rows that `csv_text` wrote."""
-    names = {f.name: f.type for f in fields(Row)}
-    return [
-        Row(**{name: value if names[name] == "str" else int(value) for name, value in row.items()})  # type: ignore[arg-type]
-        for row in csv.DictReader(io.StringIO(text))
-    ]
+    return pages.from_csv(Row, text)
 
 
 def markdown(rows: Sequence[Row]) -> str:

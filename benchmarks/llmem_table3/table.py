@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import csv
-import io
 from collections.abc import Sequence
-from dataclasses import asdict, fields
 
+from benchmarks import pages
 from benchmarks.llmem_table3.facts import CARD, COLUMNS, FACTS, MIB, RECIPES, Fact
 from benchmarks.llmem_table3.predict import Cell, choice, column, order
 
@@ -64,17 +62,12 @@ def said_to_fit(cells: Sequence[Cell]) -> list[tuple[Fact, Cell]]:
 
 def csv_text(cells: Sequence[Cell]) -> str:
     """One line a cell; bytes."""
-    out = io.StringIO()
-    writer = csv.DictWriter(out, [f.name for f in fields(Cell)], lineterminator="\n")
-    writer.writeheader()
-    writer.writerows(asdict(cell) for cell in cells)
-    return out.getvalue()
+    return pages.csv_text(Cell, cells)
 
 
 def from_csv(text: str) -> list[Cell]:
     """The cells that `csv_text` wrote."""
-    kinds = {f.name: {"str": str, "int": int, "float": float}[str(f.type)] for f in fields(Cell)}
-    return [Cell(**{name: kinds[name](value) for name, value in row.items()}) for row in csv.DictReader(io.StringIO(text))]
+    return pages.from_csv(Cell, text)
 
 
 def markdown(cells: Sequence[Cell]) -> str:

@@ -40,7 +40,7 @@ NO_WINDOW = {"sliding_window": "none"}
 
 @dataclass(frozen=True, slots=True)
 class Fact:
-    """One published run: bytes at B=`batch`."""
+    """One published run: bytes at B=`batch`, a rank's where there are several."""
 
     method: str
     model: str

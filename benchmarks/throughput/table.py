@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-import csv
-import io
 from collections.abc import Sequence
-from dataclasses import asdict, fields
 from itertools import combinations
 from statistics import median
 
+from benchmarks import pages
 from benchmarks.throughput.predict import Row
 
 TEXT = """# Predicted training speed beside published runs
@@ -50,20 +48,12 @@ def of_gpu(rows: Sequence[Row], gpu: str, *, judged: bool = False) -> list[Row]:
 
 def csv_text(rows: Sequence[Row]) -> str:
     """One line a run."""
-    out = io.StringIO()
-    writer = csv.DictWriter(out, [f.name for f in fields(Row)], lineterminator="\n")
-    writer.writeheader()
-    writer.writerows(asdict(row) for row in rows)
-    return out.getvalue()
+    return pages.csv_text(Row, rows)
 
 
 def from_csv(text: str) -> list[Row]:
     """The rows that `csv_text` wrote."""
-    rows = []
-    for line in csv.DictReader(io.StringIO(text)):
-        numbers = {f.name: float(line[f.name]) for f in fields(Row) if f.type == "float"}
-        rows.append(Row(name=line["name"], gpu=line["gpu"], judged=line["judged"] == "True", **numbers))
-    return rows
+    return pages.from_csv(Row, text)
 
 
 def markdown(rows: Sequence[Row]) -> str:
