@@ -65,7 +65,7 @@ def command(
     """
     from memir.api import wide_step
     from memir.derivation.derive import Derivation
-    from memir.derivation.step import shown
+    from memir.derivation.step import Shown, shown
     from memir.derivation.write_code import to_python, to_sympy_text
     from memir.derivation.write_latex import to_latex, to_markdown
     from memir.derivation.write_text import to_text
@@ -78,16 +78,20 @@ def command(
     if gpu is not None:
         request, budget = _on_gpu(request, gpu)
     with progress() as stage:
-        step = wide_step(
-            request.model,
-            request.recipe,
-            **request.keywords(),
-            parallel=request.parallel,
-            symbols=wanted,
-            seed=seed,
-            progress=stage,
-        )
-        over = shown(step, wanted)
+
+        def over_widths(asked: Request) -> Shown:
+            step = wide_step(
+                asked.model,
+                asked.recipe,
+                **asked.keywords(),
+                parallel=asked.parallel,
+                symbols=wanted,
+                seed=seed,
+                progress=stage,
+            )
+            return shown(step, wanted)
+
+        over = over_widths(request)
         stage("deriving")
         at_widths = (set(point or ()) | {solve or "B"}) - {"B", "S"} != set()
         everywhere = form in ("python", "sympy") or at_widths
@@ -96,19 +100,7 @@ def command(
         if other is not None or versus is not None:
             from memir.derivation.difference import to_difference
 
-            against = _other(request, other or request.model, versus or "")
-            second = shown(
-                wide_step(
-                    against.model,
-                    against.recipe,
-                    **against.keywords(),
-                    parallel=against.parallel,
-                    symbols=wanted,
-                    seed=seed,
-                    progress=stage,
-                ),
-                wanted,
-            )
+            second = over_widths(_other(request, other or request.model, versus or ""))
             text, code = to_difference(derivation, Derivation(second, elements=units == "elements"), names, units), EXIT_OK
         elif point is not None:
             from memir.cli.formula_check import checked
