@@ -18,11 +18,11 @@ from typing import ClassVar, Literal
 
 from memir.errors import InconclusiveError, UsageError
 from memir.ir.core import Kind, Program
+from memir.ir.layout import product
 from memir.ir.size import ZERO
 from memir.ir.unroll import extents, has_repeats, unroll
 from memir.parallel.mesh import check_axis
 from memir.parallel.reducer import BROADCAST, Buckets, reduced
-from memir.parallel.shards import product
 from memir.rewrite.depths import lifted
 from memir.rewrite.flow import Flow
 from memir.rewrite.lift import LiftError

@@ -15,7 +15,9 @@ from dataclasses import dataclass
 from memir.analysis.traffic import written
 from memir.ir.core import Op, Program, Repeat, Value
 from memir.ir.dtypes import ITEMSIZE
+from memir.ir.layout import product
 from memir.ir.names import index_text, is_range, join, split
+from memir.ir.opset import numel
 from memir.ir.size import ONE, ZERO, Size
 
 
@@ -51,23 +53,11 @@ class Work:
     operands: tuple[Value, ...] = ()
 
 
-def numel(value: Value) -> Size:
-    """Number of elements."""
-    return _product(value.shape)
-
-
-def _product(extents: Sequence[Size]) -> Size:
-    total = ONE
-    for extent in extents:
-        total = total * extent
-    return total
-
-
 def _matrix(operands: Sequence[Value], results: Sequence[Value]) -> Shape:
     """mm, bmm: [.., m, k] x [.., k, n]; dot: [k] x [k]."""
     out, inner = results[0].shape, operands[-2].shape[-1]
-    rows, columns = (out[-2], out[-1]) if len(out) > 1 else (ONE, _product(out))
-    return Shape("product", (_product(out[:-2]), rows, columns, inner), 2 * numel(results[0]) * inner)
+    rows, columns = (out[-2], out[-1]) if len(out) > 1 else (ONE, product(out))
+    return Shape("product", (product(out[:-2]), rows, columns, inner), 2 * numel(results[0]) * inner)
 
 
 def _grouped(operands: Sequence[Value], results: Sequence[Value]) -> Shape:
@@ -76,7 +66,7 @@ def _grouped(operands: Sequence[Value], results: Sequence[Value]) -> Shape:
     if len(out) == 3 and len(left) == 2:
         return Shape("weights", (out[0], out[1], out[2], left[-1]), 2 * out[-2] * out[-1] * left[-1])
     flops = 2 * numel(results[0]) * left[-1]
-    return Shape("groups", (right[0] if len(right) == 3 else ONE, _product(left[:-1]), out[-1], left[-1]), flops)
+    return Shape("groups", (right[0] if len(right) == 3 else ONE, product(left[:-1]), out[-1], left[-1]), flops)
 
 
 def _attention(form: str, query: Value, key: Value, value: Value, products: tuple[int, int], heads_last: bool) -> Shape:
@@ -107,9 +97,9 @@ def _package_backward(operands: Sequence[Value], results: Sequence[Value]) -> Sh
 
 
 def _convolution(operands: Sequence[Value], results: Sequence[Value]) -> Shape:
-    inner = _product(operands[1].shape[1:])
+    inner = product(operands[1].shape[1:])
     out = results[0].shape
-    return Shape("product", (ONE, _product(out[:1] + out[2:]), out[1], inner), 2 * numel(results[0]) * inner)
+    return Shape("product", (ONE, product(out[:1] + out[2:]), out[1], inner), 2 * numel(results[0]) * inner)
 
 
 _KERNELS = ("flash_attention", "efficient_attention", "cudnn_attention", "flash_attention_for_cpu")

@@ -6,8 +6,9 @@ from collections.abc import Iterator, Mapping
 
 from memir.cuda.platform import multiprocessors, threads_of_multiprocessor
 from memir.ir.core import Op, Program, Repeat, Value
+from memir.ir.layout import product
 from memir.ir.size import Size
-from memir.ir.workspaces import embedding_backward, product, shared_sum, summed
+from memir.ir.workspaces import embedding_backward, shared_sum, summed
 
 _SUMS = ("aten.sum.dim_IntList", "aten.sum", "aten.mean.dim")
 _EMBEDDING = "aten.embedding_dense_backward"

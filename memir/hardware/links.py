@@ -38,11 +38,6 @@ class Cluster:
     intra: Link
     inter: Link
 
-    @property
-    def num_nodes(self) -> int:
-        """Nodes; the last one may be used in part."""
-        return -(-self.num_gpus // self.per_node)
-
 
 def intra_link(card: Card, name: str = "") -> Link:
     """The link within a node: `nvlink` or `pcie`; what the card has where none is named.

@@ -10,6 +10,7 @@ from collections.abc import Sequence
 
 from memir.ir.core import Value
 from memir.ir.dtypes import ITEMSIZE
+from memir.ir.layout import product
 from memir.ir.size import ONE, ZERO, Size, ceil_div
 
 _HALF = ("bf16", "f16")
@@ -104,10 +105,7 @@ def _copy_of(value: Value) -> Size:
     expected = ONE
     for place in (3, 1, 2, 0):
         if value.shape[place] != ONE and value.strides[place] != expected:
-            total = ONE
-            for extent in value.shape:
-                total = total * extent
-            return total * ITEMSIZE[value.dtype]
+            return product(value.shape) * ITEMSIZE[value.dtype]
         expected = expected * value.shape[place]
     return ZERO
 

@@ -7,9 +7,10 @@ from typing import NoReturn
 
 from memir.errors import VerifyError
 from memir.ir.core import Kind, Op, Program, Repeat, Value
+from memir.ir.layout import product
 from memir.ir.names import split
 from memir.ir.printer import Printer
-from memir.ir.size import ONE, ZERO, Size
+from memir.ir.size import ZERO, Size
 from memir.ir.sizetext import IDENTIFIER
 from memir.ir.unroll import extents
 
@@ -28,10 +29,7 @@ def check_declarations(program: Program) -> None:
 
 def member_count(name: str) -> Size:
     """How many storages a declared name stands for: `kv[L, :2]` -> 2*L."""
-    total = ONE
-    for extent in extents(name):
-        total = total * extent
-    return total
+    return product(extents(name))
 
 
 def _check_dims(program: Program) -> None:

@@ -2,9 +2,28 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Sequence
 from functools import lru_cache
 
 from memir.ir.size import ONE, ZERO, Size
+
+
+def product(extents: Iterable[Size]) -> Size:
+    """The number of elements of a tensor with these extents."""
+    total = ONE
+    for extent in extents:
+        total = total * extent
+    return total
+
+
+def new_strides(shape: Sequence[Size]) -> tuple[Size, ...]:
+    """The strides that PyTorch gives a new tensor: as `contiguous`, but an extent of 0 counts as 1
+    (c10/util/strides.h, `contiguous_strides`)."""
+    strides, step = [], ONE
+    for extent in reversed(shape):
+        strides.append(step)
+        step = step * extent if extent.terms else step
+    return tuple(reversed(strides))
 
 
 @lru_cache(maxsize=65536)

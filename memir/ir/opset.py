@@ -14,6 +14,7 @@ from memir.ir import bitsandbytes, liger
 from memir.ir.attention import efficient_backward, efficient_forward, flash_attn_backward, flash_backward
 from memir.ir.core import Op, Value
 from memir.ir.dtypes import ITEMSIZE
+from memir.ir.layout import product
 from memir.ir.size import ONE, ZERO, Gen, Size, min_of
 from memir.ir.workspaces import foreach_norm, norm_backward
 
@@ -24,10 +25,7 @@ _HALF = ("bf16", "f16")
 
 def numel(value: Value) -> Size:
     """Number of elements of a tensor."""
-    total = ONE
-    for extent in value.shape:
-        total = total * extent
-    return total
+    return product(value.shape)
 
 
 def _step_at(extent: Size, limits: Sequence[tuple[int, int]], otherwise: int) -> Size:

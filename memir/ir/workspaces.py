@@ -6,6 +6,7 @@ from collections.abc import Sequence
 
 from memir.ir.core import Value
 from memir.ir.dtypes import ITEMSIZE
+from memir.ir.layout import product
 from memir.ir.size import ONE, ZERO, Size
 
 _INDEX = 8  # bytes of an int64
@@ -13,14 +14,6 @@ _FLOAT = 4  # bytes of an fp32, in which 16-bit numbers are added up
 _HALF = ("bf16", "f16")
 _WARP = 32
 _THREADS_OF_BLOCK = 512  # Reduce.cuh, `mnt_wrapper::MAX_NUM_THREADS`
-
-
-def product(extents: Sequence[Size]) -> Size:
-    """The number of elements of a tensor with these extents."""
-    total = ONE
-    for extent in extents:
-        total = total * extent
-    return total
 
 
 def embedding_backward(count: int, rows: int, width: int, dtype: str) -> int:

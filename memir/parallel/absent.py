@@ -11,10 +11,10 @@ from dataclasses import replace
 
 from memir.ir.core import Kind, Op, Value
 from memir.ir.dtypes import ITEMSIZE
-from memir.ir.layout import contiguous
+from memir.ir.layout import contiguous, product
 from memir.ir.size import ZERO, Size
 from memir.parallel.edit import Edit
-from memir.parallel.shards import in_optimizer, product
+from memir.parallel.shards import in_optimizer
 
 _LISTS = ("aten._foreach_", "aten._fused_", "aten.stack")
 

@@ -7,11 +7,10 @@ from dataclasses import replace
 
 from memir.ir.core import Kind, Op, Program, Storage, Value
 from memir.ir.dtypes import ITEMSIZE
-from memir.ir.layout import contiguous
+from memir.ir.layout import contiguous, product
 from memir.ir.size import ZERO
 from memir.parallel.assembly import Assembly
 from memir.parallel.running import Run
-from memir.parallel.shards import product
 
 
 def finish(assembly: Assembly, run: Run) -> None:

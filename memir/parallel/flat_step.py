@@ -13,8 +13,9 @@ from dataclasses import dataclass, replace
 from memir.errors import InconclusiveError
 from memir.ir.core import Kind, Op, Storage, Value
 from memir.ir.dtypes import ITEMSIZE
+from memir.ir.layout import product
 from memir.ir.size import ONE, ZERO, Size
-from memir.parallel.shards import in_optimizer, product
+from memir.parallel.shards import in_optimizer
 from memir.rewrite.flow import Flow
 
 MASTER = "f32"  # deepspeed: `master_weights_and_grads_dtype`

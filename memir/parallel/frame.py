@@ -6,10 +6,9 @@ from dataclasses import dataclass, field, replace
 
 from memir.ir.core import Kind, Op, Storage, Value
 from memir.ir.dtypes import ITEMSIZE
-from memir.ir.layout import contiguous
+from memir.ir.layout import contiguous, product
 from memir.ir.size import ZERO, Size
 from memir.parallel.holding import Holding
-from memir.parallel.shards import product
 
 Shape = tuple[Size, ...]
 

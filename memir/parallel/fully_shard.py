@@ -10,7 +10,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from memir.ir.core import Kind, Value
-from memir.ir.layout import contiguous
+from memir.ir.layout import contiguous, product
 from memir.parallel.calls import Call, Pass
 from memir.parallel.edit import Edit
 from memir.parallel.gathers import Gathers
@@ -20,7 +20,6 @@ from memir.parallel.placed import numbered, suffixed
 from memir.parallel.policy import Policy
 from memir.parallel.redistributed import without_redistributions
 from memir.parallel.reduces import Reduces
-from memir.parallel.shards import product
 from memir.parallel.units import ROOT
 
 _SOURCE = "torch/distributed/fsdp/_fully_shard/_fsdp_collectives.py"

@@ -11,11 +11,11 @@ from dataclasses import dataclass, field, replace
 from memir.errors import UsageError
 from memir.ir.core import Kind, Storage, Value
 from memir.ir.dtypes import ITEMSIZE
+from memir.ir.layout import product
 from memir.ir.size import ONE, ZERO, Size
 from memir.parallel.groups import Group, Member
 from memir.parallel.placed import Placed, Placer, numbered, suffixed
 from memir.parallel.policy import FLOATS, Policy
-from memir.parallel.shards import product
 from memir.parallel.unsharded import Unsharded
 
 _COPY_IN, _GATHER = "all_gather_copy_in", "all_gather"  # streams

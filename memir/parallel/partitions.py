@@ -11,8 +11,8 @@ from dataclasses import dataclass
 
 from memir.errors import InconclusiveError
 from memir.ir.core import Value
+from memir.ir.layout import product
 from memir.ir.size import Size
-from memir.parallel.shards import product
 
 _ALIGNMENT = 2  # elements a rank: `nccl_start_alignment_factor`
 

@@ -8,13 +8,12 @@ from dataclasses import dataclass, replace
 from memir.errors import InconclusiveError, UsageError
 from memir.ir.core import Kind, Op, Program, Storage, Value
 from memir.ir.dtypes import ITEMSIZE
-from memir.ir.layout import contiguous
+from memir.ir.layout import contiguous, product
 from memir.ir.size import ONE, ZERO, Size
 from memir.parallel.arrivals import Arrival, arrivals
 from memir.parallel.buckets import assigned
 from memir.parallel.edit import Edit
 from memir.parallel.names import beside
-from memir.parallel.shards import product
 from memir.rewrite.flow import Flow
 
 BROADCAST = 250 * 2**20  # DistributedDataParallel.broadcast_bucket_size, bytes

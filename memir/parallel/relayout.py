@@ -11,11 +11,10 @@ from dataclasses import replace
 
 from memir.ir.core import Kind, Storage, Value
 from memir.ir.dtypes import ITEMSIZE
-from memir.ir.layout import contiguous
+from memir.ir.layout import contiguous, product
 from memir.ir.size import ONE, ZERO, Size
 from memir.parallel.edit import Edit
 from memir.parallel.frame import within
-from memir.parallel.shards import product
 
 Shape = tuple[Size, ...]
 

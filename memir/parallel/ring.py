@@ -14,11 +14,10 @@ from typing import Literal
 
 from memir.ir.core import Kind, Op, Storage, Value
 from memir.ir.dtypes import ITEMSIZE
-from memir.ir.layout import contiguous
+from memir.ir.layout import contiguous, product
 from memir.ir.opset import scratch_of
 from memir.ir.size import ONE, Size, floor_div
 from memir.parallel.frame import Frame, Shape
-from memir.parallel.shards import product
 
 Rotate = Literal["all-gather", "all-to-all"]
 Kernel = Callable[[Frame, Value, Value, Value], tuple[Value, ...]]  # frame, query, key, value -> the kernel's results

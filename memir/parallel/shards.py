@@ -7,13 +7,13 @@ Muon's products) is another computation on a shard, and ends as inconclusive.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from memir.errors import InconclusiveError, UsageError
 from memir.ir.core import Kind, Op, Storage, Value
 from memir.ir.dtypes import ITEMSIZE
-from memir.ir.layout import contiguous
+from memir.ir.layout import contiguous, product
 from memir.ir.size import ONE, ZERO, Size, ceil_div
 from memir.parallel.edit import Edit
 from memir.rewrite.flow import Flow
@@ -78,14 +78,6 @@ class Shard:
     def nbytes(self) -> Size:
         """Bytes of the parameter's storage."""
         return (self.numel if self.padded is None else self.padded) * ITEMSIZE[self.dtype]
-
-
-def product(shape: Iterable[Size]) -> Size:
-    """The number of elements of a shape."""
-    total = ONE
-    for extent in shape:
-        total = total * extent
-    return total
 
 
 def in_optimizer(phase: str) -> bool:

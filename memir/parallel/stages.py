@@ -13,8 +13,7 @@ from dataclasses import dataclass, field, replace
 from memir.errors import InconclusiveError, UsageError
 from memir.ir.core import Kind, Op, Program, Storage, Value
 from memir.ir.dtypes import ITEMSIZE
-from memir.ir.layout import contiguous
-from memir.parallel.shards import product
+from memir.ir.layout import contiguous, product
 from memir.rewrite.changes import Changes
 from memir.rewrite.cut import EMBEDDING, Layers, full_name, layers_of, users
 from memir.rewrite.ends import ends_of

@@ -12,10 +12,9 @@ from dataclasses import replace
 
 from memir.ir.core import Kind, Op, Storage, Value
 from memir.ir.dtypes import ITEMSIZE
-from memir.ir.layout import contiguous
+from memir.ir.layout import contiguous, product
 from memir.ir.size import ZERO
 from memir.parallel.assembly import Assembly
-from memir.parallel.shards import product
 
 RECEIVED, RECEIVED_GRADIENT = "received", "received_gradient"
 

@@ -11,6 +11,7 @@ from memir.errors import InconclusiveError
 from memir.ir.core import Kind, Op, Program, Repeat
 from memir.ir.declarations import member_count
 from memir.ir.dtypes import ITEMSIZE
+from memir.ir.layout import product
 from memir.ir.size import ONE
 
 _LAYER = re.compile(r"(?:^|\.)(?:\d+|\*)\.")
@@ -97,11 +98,8 @@ def _sent(program: Program, works: Sequence[Work], env: Mapping[str, int]) -> tu
 def _width(work: Work, operand: int, env: Mapping[str, int]) -> int:
     """Elements of one token in keys or values: heads times head size."""
     shape = work.operands[operand].shape if operand < len(work.operands) else (ONE,)
-    total = ONE
-    for extent in shape:
-        total = total * extent
     tokens = work.shape.dims[0] * work.shape.dims[3]
-    return total.evaluate(env) // max(1, tokens.evaluate(env))
+    return product(shape).evaluate(env) // max(1, tokens.evaluate(env))
 
 
 def _ops(program: Program) -> list[Op]:

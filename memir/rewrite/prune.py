@@ -14,11 +14,12 @@ from collections.abc import Collection
 from dataclasses import replace
 
 from memir.ir.core import Kind, Program
+from memir.ir.layout import new_strides
 from memir.ir.size import ZERO
 from memir.rewrite.changes import LISTS, STACKS, Changes, beyond
 from memir.rewrite.ends import ends_of
 from memir.rewrite.flow import Flow, in_place
-from memir.rewrite.rebuild import contiguous, rebuilt
+from memir.rewrite.rebuild import rebuilt
 
 # Attention kernels of CUDA make no logarithms of the sums where nothing requires a gradient: their second result is empty
 # (aten/src/ATen/native/transformers/attention.cpp, `compute_logsumexp`).
@@ -204,5 +205,5 @@ def _drop_sums(changes: Changes, requiring: set[int]) -> None:
             continue
         first, sums, *rest = op.results
         shape = (*sums.shape[:2], ZERO, *sums.shape[3:])
-        changes.kept_results[position] = (first, replace(sums, shape=shape, strides=contiguous(shape)), *rest)
+        changes.kept_results[position] = (first, replace(sums, shape=shape, strides=new_strides(shape)), *rest)
         changes.empty.add(sums.storage)

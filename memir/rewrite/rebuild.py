@@ -8,7 +8,7 @@ from dataclasses import replace
 
 from memir.ir.core import Kind, Op, Phase, Program, Storage, Value
 from memir.ir.opset import scratch_of
-from memir.ir.size import ONE, ZERO, Size
+from memir.ir.size import ZERO, Size
 from memir.rewrite.changes import LISTS, STACKS, Changes, beyond
 
 
@@ -125,12 +125,3 @@ class _Rebuilding:
             was = next(s for s in self.program.storages if s.name == lost)
             storage = replace(was, name=storage.name, nbytes=storage.nbytes)
         return storage
-
-
-def contiguous(shape: Sequence[Size]) -> tuple[Size, ...]:
-    """The strides of a tensor whose elements lie one after the other."""
-    strides, step = [], ONE
-    for extent in reversed(shape):
-        strides.append(step)
-        step = step * extent if extent.terms else step
-    return tuple(reversed(strides))

@@ -8,10 +8,11 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from memir.ir.layout import new_strides
 from memir.ir.size import ONE, Size
 from memir.updates.adam import count_steps
 from memir.updates.choice import Choice, Update, by_dtype
-from memir.updates.tape import Member, Tape, Tensor, contiguous
+from memir.updates.tape import Member, Tape, Tensor
 
 _NORM = "aten.linalg_vector_norm"
 
@@ -194,12 +195,12 @@ def _factored(tape: Tape, member: Member, row: Tensor, column: Tensor) -> Tensor
     del mean
     tape.run("aten.rsqrt_", divided)
     tall = (*row.shape, ONE)
-    left = tape.view(member, divided, "aten.unsqueeze", tall, contiguous(tall))
+    left = tape.view(member, divided, "aten.unsqueeze", tall, new_strides(tall))
     wide = (*column.shape[:-1], ONE, column.shape[-1])
     right = tape.make(
         member,
         "aten.rsqrt",
-        tape.view(member, column, "aten.unsqueeze", wide, contiguous(wide)),
+        tape.view(member, column, "aten.unsqueeze", wide, new_strides(wide)),
         shape=wide,
         dtype="f32",
     )

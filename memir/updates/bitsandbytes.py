@@ -9,10 +9,11 @@ from collections.abc import Sequence
 from functools import partial
 
 from memir.errors import InconclusiveError
+from memir.ir.layout import product
 from memir.ir.size import Size
 from memir.updates.choice import Choice, Update
 from memir.updates.names import Named
-from memir.updates.tape import Member, Tape, Tensor, numel
+from memir.updates.tape import Member, Tape, Tensor
 
 SMALLEST_8BIT = 4096  # elements (`min_8bit_size`)
 BLOCK = 256  # elements that share a scale
@@ -30,7 +31,7 @@ def tables(named: Named, on_cuda: bool) -> tuple[str, ...]:
 
 
 def _states(tape: Tape, member: Member, choice: Choice, named: Named) -> None:
-    count = numel(member.shape)
+    count = product(member.shape)
     if not count.is_constant:
         raise InconclusiveError("bitsandbytes' states depend on the number of elements, which is a symbol", where=member.base)
     narrow = named.bits == 8 and count.constant >= SMALLEST_8BIT and not (named.wide_embeddings and member.is_embedding)

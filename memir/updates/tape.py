@@ -14,9 +14,10 @@ from dataclasses import dataclass, field, replace
 
 from memir.ir.core import Kind, Op, Storage, Value
 from memir.ir.dtypes import ITEMSIZE
+from memir.ir.layout import new_strides, product
 from memir.ir.names import join
 from memir.ir.opset import scratch_of
-from memir.ir.size import ONE, ZERO, Size
+from memir.ir.size import ZERO, Size
 
 Place = tuple[int, int]  # the stretch of layers that is walked through, and the layer's number in it
 
@@ -113,7 +114,7 @@ class Tape:
     def keep(self, member: Member, name: str, shape: Sequence[Size], dtype: str, *, host: bool = False) -> Tensor:
         """A state of the parameter, there from step to step."""
         full = member.named(name)
-        value = Value(full, dtype, tuple(shape), contiguous(shape), ZERO, full)
+        value = Value(full, dtype, tuple(shape), new_strides(shape), ZERO, full)
         self.values.append(value)
         device = "host" if host else "gpu"
         self.owners[full] = member
@@ -125,7 +126,7 @@ class Tape:
 
     def share(self, name: str, shape: Sequence[Size], dtype: str) -> None:
         """A tensor of the optimizer itself, there from step to step."""
-        value = Value(name, dtype, tuple(shape), contiguous(shape), ZERO, name)
+        value = Value(name, dtype, tuple(shape), new_strides(shape), ZERO, name)
         self.values.append(value)
         self.storages.append(Storage(name, nbytes_of(value), Kind.OPTIMIZER_STATE, live_in=True, live_out=True))
         self.shared_states[name] = Tensor(value, _Store(name))
@@ -215,7 +216,7 @@ class Tape:
         made = []
         for member, shape, dtype in zip(members, shapes, dtypes, strict=True):
             name = self._name(member, opcode)
-            value = Value(name, dtype, tuple(shape), contiguous(shape), ZERO, name)
+            value = Value(name, dtype, tuple(shape), new_strides(shape), ZERO, name)
             self.storages.append(Storage(name, nbytes_of(value), Kind.TEMPORARY))
             self.owners[name] = member
             made.append(Tensor(value, self._store(name)))
@@ -243,26 +244,9 @@ def _flat(operands: Sequence[Tensor | Sequence[Tensor]]) -> list[Value]:
     return flat
 
 
-def numel(shape: Sequence[Size]) -> Size:
-    """Number of elements."""
-    total = ONE
-    for extent in shape:
-        total = total * extent
-    return total
-
-
 def nbytes_of(value: Value) -> Size:
     """Bytes of a tensor whose elements lie one after the other."""
-    return numel(value.shape) * ITEMSIZE[value.dtype]
-
-
-def contiguous(shape: Sequence[Size]) -> tuple[Size, ...]:
-    """The strides of such a tensor."""
-    strides, step = [], ONE
-    for extent in reversed(shape):
-        strides.append(step)
-        step = step * extent if extent.terms else step
-    return tuple(reversed(strides))
+    return product(value.shape) * ITEMSIZE[value.dtype]
 
 
 def existing(value: Value) -> Tensor:

@@ -12,10 +12,9 @@ from dataclasses import replace
 from memir.errors import InconclusiveError
 from memir.ir.core import Kind, Op, Storage, Value
 from memir.ir.dtypes import ITEMSIZE
-from memir.ir.layout import contiguous
+from memir.ir.layout import contiguous, product
 from memir.ir.size import ONE, ZERO, Size
 from memir.parallel.edit import Edit
-from memir.parallel.shards import product
 from memir.parallel.tensor.marks import MARK
 from memir.parallel.tensor.names import suffixed
 from memir.parallel.tensor.placements import Placed

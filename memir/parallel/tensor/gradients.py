@@ -8,9 +8,9 @@ from dataclasses import replace
 from memir.errors import InconclusiveError
 from memir.ir.core import Kind, Op, Storage, Value
 from memir.ir.dtypes import ITEMSIZE
-from memir.ir.layout import contiguous
+from memir.ir.layout import contiguous, product
 from memir.ir.size import ZERO
-from memir.parallel.shards import in_optimizer, product
+from memir.parallel.shards import in_optimizer
 from memir.parallel.tensor.names import fresh
 from memir.parallel.tensor.placements import Placed
 

@@ -9,10 +9,9 @@ from dataclasses import dataclass, field, replace
 from memir.errors import InconclusiveError
 from memir.ir.core import Kind, Op, Storage, Value
 from memir.ir.dtypes import ITEMSIZE
-from memir.ir.layout import contiguous
+from memir.ir.layout import contiguous, product
 from memir.ir.size import ZERO
 from memir.parallel.edit import Edit
-from memir.parallel.shards import product
 from memir.parallel.tensor.linears import Linear
 from memir.parallel.tensor.names import fresh
 from memir.parallel.tensor.walk import Graph

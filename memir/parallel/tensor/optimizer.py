@@ -13,9 +13,9 @@ from dataclasses import dataclass, replace
 
 from memir.ir.core import Kind, Op, Storage, Value
 from memir.ir.dtypes import ITEMSIZE
-from memir.ir.layout import contiguous
+from memir.ir.layout import contiguous, product
 from memir.ir.size import ZERO, Size
-from memir.parallel.shards import Shard, gradients_of, in_optimizer, product, shard_states
+from memir.parallel.shards import Shard, gradients_of, in_optimizer, shard_states
 from memir.parallel.tensor.chains import Plan
 from memir.parallel.tensor.gradients import place, read_placed
 from memir.parallel.tensor.names import fresh
