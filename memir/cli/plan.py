@@ -21,7 +21,6 @@ if TYPE_CHECKING:
 FORMS = ("torchrun", "accelerate", "deepspeed", "torchtitan")
 CHECKPOINTS = ("none", "selective", "full")
 TUNES = ("full", "lora", "qlora", "freeze")
-SOME = 2  # a batch that all larger ones are like
 ROWS = 10
 
 
@@ -95,7 +94,7 @@ def command(
     from memir.planner.methods import COPIES, INNER, available, chosen
     from memir.planner.screen import Page, to_json, to_text
     from memir.planner.search import Problem, Search
-    from memir.planner.variant import Variants
+    from memir.planner.variant import SOME, Variants, kind_of
     from memir.recipe import summary
 
     kind = parse_gpu(gpu)
@@ -116,12 +115,12 @@ def command(
     cluster = Cluster(gpus, gpus // nodes, intra_link(kind.card, intra_node or ""), inter_link(inter_node))
     copies, inner = chosen(methods, available(COPIES), available(INNER))
     capacity = room(kind, trains=True, torch=installed_torch()).nbytes
-    traces: list[TracedProgram] = []
+    traces: dict[tuple[int, int], TracedProgram] = {}
 
     def trace(batch: int, accumulate: int) -> tuple[Program, Mapping[str, int]]:
         keywords = {**request.program_keywords(), "batch": batch}
         found = program_of(request.model, replace(recipe, accumulate=accumulate), **keywords)
-        traces.append(found)
+        traces[batch, accumulate] = found
         program = found.program
         if cut is not None:
             from memir.pipeline import Pipeline
@@ -141,10 +140,10 @@ def command(
 
         variants = Variants(trace, say)
         program, fixed = variants.step(SOME, 1)
-        seq = traces[0].point["S"]
+        seq = traces[SOME, 1].point["S"]
         env = {name: {"B": SOME, "S": seq, **fixed}[name] for name in program.dims}
         works = work_of(program)
-        layers = traces[0].subject.num_layers or 1
+        layers = traces[SOME, 1].subject.num_layers or 1
         problem = Problem(
             facts=facts(program, works, env, layers),
             device=device(kind.card),
@@ -163,7 +162,8 @@ def command(
         write(WRITERS[emit](said.winner, setting), output)
         return EXIT_OK
     where = f"{gpus} x {kind.card.key}, {cluster.intra.name}" + (f", {nodes} nodes, {cluster.inter.name}" if nodes > 1 else "")
-    notes = tuple(dict.fromkeys(note for one in traces for note in (*one.inconclusive, *one.assumptions)))
+    used = list(traces.values()) if said.winner is None else [traces[kind_of(*said.winner.candidate.step)]]
+    notes = tuple(dict.fromkeys(note for one in used for note in (*one.inconclusive, *one.assumptions)))
     trained = summary(replace(recipe, gpu="")) + ("" if cut is None else f", cut {cut}")
     page = Page(said, setting, trained, kind.card.key, problem.capacity, margin, objective, where, notes)
     write({"text": to_text, "json": to_json}[form](page), output)

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from memir.errors import MemirError
 from memir.hardware import cards
 from memir.planner.search import Evaluated, Failure, Found, Problem
-from memir.planner.variant import SOME, Variants, exact
+from memir.planner.variant import Variants, exact
 
 GIB = 2**30
 
@@ -54,8 +54,7 @@ def answer(
 
 def _verify(row: Evaluated, problem: Problem, variants: Variants) -> None:
     candidate = row.candidate
-    accumulate = 1 if candidate.microbatches else candidate.accumulate
-    program, fixed = variants.step(candidate.batch, accumulate)
+    program, fixed = variants.step(*candidate.step)
     nbytes = exact(candidate.text, program, fixed, candidate.batch, problem.seq)
     if nbytes != row.peak:
         raise MemirError(
@@ -120,7 +119,7 @@ def changes(found: Found, problem: Problem, variants: Variants) -> list[str]:
 def _longest(one: Evaluated, problem: Problem, variants: Variants) -> int:
     """The longest sequence, a multiple of 128, at which the candidate fits; 0 for none. Peaks grow with S."""
     candidate = one.candidate
-    variant = variants.get(candidate.text, candidate.batch, min(candidate.accumulate, SOME))
+    variant = variants.get(candidate.text, *candidate.step)
     low, high = 0, problem.seq // 128
     while high - low > 1:
         middle = (low + high) // 2

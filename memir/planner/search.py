@@ -192,7 +192,7 @@ class Search:
         """Its peak and time; None where its program cannot be made, or does not hold there."""
         problem = self.problem
         seq = problem.seq
-        accumulate = 1 if candidate.microbatches else candidate.accumulate
+        accumulate = candidate.step[1]
         dead = self._dead.get((candidate.layout, 0)) or self._dead.get((candidate.layout, min(accumulate, SOME)))
         if dead:
             return None

@@ -65,6 +65,11 @@ class Candidate:
         return self.accumulate if self.layout.degrees.pipeline > 1 else 0
 
     @property
+    def step(self) -> tuple[int, int]:
+        """Micro-batch and accumulation of the step that the passes run on; a pipeline's micro-batches are its pass's."""
+        return self.batch, 1 if self.microbatches else self.accumulate
+
+    @property
     def text(self) -> str:
         """The text of all passes."""
         return ",".join(filter(None, (CHECKPOINTS[self.checkpoint], self.layout.passes(self.microbatches))))

@@ -62,6 +62,11 @@ class Variant:
         return {name: known[name] for name in program.dims}
 
 
+def kind_of(batch: int, accumulate: int) -> tuple[int, int]:
+    """The micro-batch and accumulation that are traced for these: all that are more than one are alike."""
+    return min(batch, SOME), min(accumulate, SOME)
+
+
 class Variants:
     """The variants of one traced step, each made once. `trace` gives the step for a micro-batch and an accumulation."""
 
@@ -77,7 +82,7 @@ class Variants:
 
     def step(self, batch: int, accumulate: int) -> tuple[Program, Mapping[str, int]]:
         """The traced step that holds for them: a batch of 1 has its own, and so has more than one micro-batch."""
-        key = min(batch, SOME), min(accumulate, SOME)
+        key = kind_of(batch, accumulate)
         if key not in self._steps:
             self._progress("tracing" + (" a batch of 1" if key[0] == SMALL else "") + (", accumulating" if key[1] > 1 else ""))
             self._steps[key] = self._trace(*key)
@@ -85,7 +90,7 @@ class Variants:
 
     def get(self, text: str, batch: int, accumulate: int) -> Variant:
         """The step after the passes of `text`."""
-        key = (text, min(batch, SOME), min(accumulate, SOME))
+        key = (text, *kind_of(batch, accumulate))
         if key not in self._made:
             program, fixed = self.step(batch, accumulate)
             self._progress(f"{text or 'one gpu'}")
