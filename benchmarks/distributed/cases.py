@@ -121,6 +121,9 @@ def _cases() -> tuple[Case, ...]:
         Case(LLAMA, "context-parallel{degree=2}"),
         Case(("llama-3-8b", {**_SMALL, "num_key_value_heads": "8"}), "context-parallel{degree=2 balance=false}"),
         Case(GPT, "context-parallel{degree=4 rotate=all-to-all}"),
+        Case(LLAMA, "context-parallel{degree=4 method=ulysses}"),
+        Case(HF, "context-parallel{degree=2 method=ulysses}", {"checkpoint": "full"}),
+        Case(GPT, "context-parallel{degree=2 method=ulysses}"),
     )
     return (*data, *fsdp, *flat, *tensor, *together, *context)
 

@@ -15,7 +15,7 @@ from memir.parallel.stages import rename
 from memir.rewrite.flow import Flow
 
 _FLASH = "aten._scaled_dot_product_flash_attention"
-_KERNELS = (
+KERNELS = (
     _FLASH,
     f"{_FLASH}_for_cpu",
     "aten._scaled_dot_product_efficient_attention",
@@ -33,10 +33,10 @@ def around_the_ring(program: Program, ring: Ring) -> tuple[Program, list[int]]:
     values = {v.name: v for v in program.values} | {r.name: r for op in edit.flow.ops for r in op.results}
     found = False
     for position, op in enumerate(edit.flow.ops):
-        if op.opcode in _KERNELS:
+        if op.opcode in KERNELS:
             found = True
             _forward(edit, values, position, op, ring)
-        elif op.opcode.endswith("_backward") and op.opcode.removesuffix("_backward") in _KERNELS:
+        elif op.opcode.endswith("_backward") and op.opcode.removesuffix("_backward") in KERNELS:
             _backward(edit, values, position, op, ring)
         elif op.opcode in _OTHERS and not found:
             raise UsageError(

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from benchmarks.distributed.cases import CASES
-from benchmarks.distributed.table import read, rows
+from benchmarks.distributed.cases import CASES, Case
+from benchmarks.distributed.table import predictions, read, rows
 
 AGAIN = ("llama.py fsdp{degree=2}", "llama-3-8b fsdp{degree=2 param-dtype=bf16 reduce-dtype=f32} clip=1.0")
 
@@ -14,3 +14,14 @@ AGAIN = ("llama.py fsdp{degree=2}", "llama-3-8b fsdp{degree=2 param-dtype=bf16 r
 def test_a_row_is_made_again(name: str) -> None:
     (case,) = [case for case in CASES if case.name == name]
     assert rows(case) == read()[name]
+
+
+DEEPSPEEDS = [case for case in CASES if "method=ulysses" in case.method]
+
+
+@pytest.mark.parametrize("case", DEEPSPEEDS, ids=lambda case: case.name)
+def test_deepspeeds_attention_is_predicted(case: Case) -> None:
+    """DeepSpeed is not installed here: its rows are measured by `python -m benchmarks.distributed table --only ulysses`."""
+    lines = read()[case.name]
+    told = predictions(case, len(lines))
+    assert told == [(int(line["start"]), int(line["peak"]), int(line["end"])) for line in lines]

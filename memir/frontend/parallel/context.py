@@ -1,7 +1,8 @@
-"""Context parallelism: PyTorch's ring attention, with the CPU's flash kernel where CUDA has its own.
+"""Context parallelism: PyTorch's ring attention, with the CPU's kernel where CUDA has its own, or DeepSpeed-Ulysses.
 
 `torch.distributed.tensor.experimental.context_parallel` dispatches CUDA's kernels only; the templates that it runs
-(`_templated_ring_attention` and its backward) take any kernel. A rank's batch is its part of the sequence.
+(`_templated_ring_attention` and its backward) take any kernel. Ulysses: `deepspeed.sequence.layer.DistributedAttention` around
+PyTorch's own attention; DeepSpeed has to be installed. A rank's batch is its part of the sequence.
 """
 
 from __future__ import annotations
@@ -18,12 +19,14 @@ from torch.distributed.tensor.experimental._context_parallel import _attention a
 from torch.nn import functional
 
 from memir.errors import UsageError
+from memir.frontend.parallel.deepspeed import distributed_attention
 from memir.frontend.parallel.method import Axis, Method, Model
 
 _FORWARD = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu
 _BACKWARD = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu_backward
 _SEQUENCE = 2  # the dimension of [B, H, S, K]
 _groups: list[Any] = []  # of the method that is applied
+_divided: list[Any] = []  # DeepSpeed's module, with ulysses
 
 
 class _Ring(torch.autograd.Function):
@@ -64,6 +67,21 @@ def _attention(query: Tensor, key: Tensor, value: Tensor, *args: Any, **kwargs: 
     return out
 
 
+_plain = functional.scaled_dot_product_attention
+
+
+def _local_attention(query: Tensor, key: Tensor, value: Tensor, **kwargs: Any) -> Tensor:
+    """PyTorch's attention on [B, S, H, K]."""
+    return _plain(query.transpose(1, 2), key.transpose(1, 2), value.transpose(1, 2), **kwargs).transpose(1, 2)
+
+
+def _ulysses(query: Tensor, key: Tensor, value: Tensor, *args: Any, **kwargs: Any) -> Tensor:
+    if args or kwargs.get("attn_mask") is not None:
+        raise UsageError("context-parallel: a mask is of all tokens, and a rank has that of its own")
+    out: Tensor = _divided[0](query.transpose(1, 2), key.transpose(1, 2), value.transpose(1, 2), 0, **kwargs)
+    return out.transpose(1, 2)
+
+
 @dataclass(frozen=True, slots=True)
 class ContextParallel(Method):
     """Every rank has a part of each sequence; keys and values go around."""
@@ -72,6 +90,7 @@ class ContextParallel(Method):
     order: ClassVar[int] = 1
 
     degree: int = 1
+    method: Literal["ring", "ulysses"] = "ring"
     rotate: Literal["all-gather", "all-to-all"] = "all-gather"
     balance: bool = True  # a rank has a part of the sequence's head and one of its tail
 
@@ -82,15 +101,17 @@ class ContextParallel(Method):
     def apply(self, model: Model, mesh: DeviceMesh) -> nn.Module:
         """The module as it is: attention is another function during the step."""
         _groups[:] = [mesh.get_group()]
+        if self.method == "ulysses":
+            _divided[:] = [distributed_attention(_local_attention, mesh.get_group())]
         return model.module
 
     @contextmanager
     def around_step(self) -> Iterator[None]:
-        """scaled_dot_product_attention is ring attention."""
+        """scaled_dot_product_attention is another one."""
         context.set_rotate_method("alltoall" if self.rotate == "all-to-all" else "allgather")
         context._cp_options.enable_load_balance = self.balance
         before = functional.scaled_dot_product_attention
-        functional.scaled_dot_product_attention = _attention
+        functional.scaled_dot_product_attention = _attention if self.method == "ring" else _ulysses
         try:
             yield
         finally:

@@ -6,19 +6,17 @@ operators. Defaults are those of deepspeed/runtime/zero/config.py.
 
 from __future__ import annotations
 
-import os
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, ClassVar, Literal
 
 import torch
-import torch.distributed as dist
 from torch import nn
 from torch.distributed.device_mesh import DeviceMesh
 
-from memir.errors import UsageError
 from memir.frontend.loop import Step
 from memir.frontend.optimizers import make_optimizer
+from memir.frontend.parallel.deepspeed import import_deepspeed
 from memir.frontend.parallel.method import Axis, Method, Model, RunStep
 
 
@@ -56,13 +54,7 @@ class Zero(Method):
 
     def own_step(self, model: Model, mesh: DeviceMesh, batch: Mapping[str, torch.Tensor]) -> RunStep:
         """The step of a script that calls the engine. UsageError where DeepSpeed is not installed."""
-        os.environ |= {"DS_ACCELERATOR": "cpu", "LOCAL_RANK": str(dist.get_rank()), "LOCAL_SIZE": str(dist.get_world_size())}
-        try:
-            import deepspeed
-            import deepspeed.comm.torch as communication
-        except ImportError as error:
-            raise UsageError("zero runs DeepSpeed's own code, which is not installed", hint="pip install deepspeed") from error
-        communication.build_shm_op = lambda: None  # an all-reduce in shared memory for CPUs, compiled when first used
+        deepspeed = import_deepspeed("zero")
         optimizer = make_optimizer(model.module, model.recipe)
         rows = next(iter(batch.values())).shape[0]
         engine = deepspeed.initialize(
