@@ -22,7 +22,7 @@ from operator import ge
 
 from memir.analysis.domain import Range
 from memir.analysis.liveness import Vector
-from memir.ir.size import Gen, Monomial, Size
+from memir.ir.size import Gen, Monomial, Size, monomial_value
 
 Box = tuple[tuple[str, Range], ...]
 Poly = dict[tuple[tuple[str, int], ...], Fraction]  # monomial over symbols and slack variables -> coefficient
@@ -265,10 +265,7 @@ def _front(projected: Sequence[Vector]) -> list[int]:
 
 def values(vectors: Sequence[Vector], basis: Sequence[Monomial], point: Mapping[str, int]) -> list[Fraction | int]:
     """The vectors' exact values at a point."""
-    factors: list[Fraction | int] = []
-    for monomial in basis:
-        factor = Size(((monomial, 1),)).fraction(point)
-        factors.append(int(factor) if factor.denominator == 1 else factor)
+    factors = [monomial_value(monomial, point) for monomial in basis]
     return [sum(c * f for c, f in zip(v, factors, strict=True) if c) for v in vectors]
 
 

@@ -128,6 +128,7 @@ class _Reading:
         self.program = program
         self.values: dict[str, Value] = {}
         self.places: dict[str, dict[tuple[str, Size | None], None]] = defaultdict(dict)  # of a family, see `_keep`
+        self.sizes: dict[tuple[str, tuple[Size, ...]], Size] = {}  # bytes by type and shape
         for value in program.values:
             self._keep(value)
 
@@ -158,12 +159,16 @@ class _Reading:
         return read + self._bytes((op.operands[i], operands[i]) for i in again)
 
     def _bytes(self, named: Iterable[tuple[str, Value]]) -> Size:
-        return sum((self._members(name) * numel(value) * ITEMSIZE[value.dtype] for name, value in named), ZERO)
+        total = ZERO
+        for name, value in named:
+            key = value.dtype, value.shape
+            if key not in self.sizes:
+                self.sizes[key] = numel(value) * ITEMSIZE[value.dtype]
+            total = total + (self._members(name) * self.sizes[key] if is_range(name) else self.sizes[key])
+        return total
 
     def _members(self, name: str) -> Size:
-        """How many tensors a name stands for: a range's length."""
-        if not is_range(name):
-            return ONE
+        """How many tensors a range stands for."""
         total = ONE
         for index in split(name)[1]:
             if index.ranged and index.size is not None:

@@ -20,7 +20,7 @@ from memir.ir.core import Op, Phase, Program, Repeat
 from memir.ir.domain import Condition, points
 from memir.ir.names import rename_path, split
 from memir.ir.size import ZERO, Atom, Gen, Monomial, Size, floor_div
-from memir.ir.unroll import extents, unroll, unroll_located
+from memir.ir.unroll import Unrolled, Unrolls, extents, unroll
 
 K = TypeVar("K")
 MAX_STEP = 64  # layers that repeat as one group
@@ -86,9 +86,23 @@ def frames_of(program: Program, device: str = "gpu") -> tuple[Frames, Timeline]:
     _check_sizes(program, axes)
     first = {symbol: low for symbol, low, _ in axes}
     places = [first, *({**first, symbol: low + step} for symbol, low, step in axes)]
-    frames = tuple(_frame(program, env, device) for env in places)
+    unrolls = Unrolls(program)
+    frames = tuple(_frame(program, unrolls.at(env), device) for env in places)
     all_frames = Frames(program, frames, axes)
     return all_frames, _line(program, all_frames)
+
+
+def frames_through(
+    program: Program, samples: Sequence[tuple[Program, Sequence[int]]], axes: tuple[tuple[str, int, int], ...]
+) -> tuple[Frames, Timeline]:
+    """`frames_of` a program of which flat ones are there: at the axes' first values, and further along each of them.
+
+    Each with the positions of its operators, bodies' in the first iteration and in the last.
+    """
+    _check(program)
+    _check_sizes(program, axes)
+    frames = Frames(program, tuple(Frame(flat, flat_timeline(flat), at) for flat, at in samples), axes)
+    return frames, _line(program, frames)
 
 
 def _axes(program: Program) -> tuple[tuple[str, int, int], ...]:
@@ -213,8 +227,7 @@ def _check(program: Program) -> None:
         )
 
 
-def _frame(program: Program, env: Mapping[str, int], device: str) -> Frame:
-    flat = unroll_located(program, env)
+def _frame(program: Program, flat: Unrolled, device: str) -> Frame:
     first: dict[int, int] = {}
     last: dict[int, int] = {}
     for position, place in enumerate(flat.ops):

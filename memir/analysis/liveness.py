@@ -18,7 +18,7 @@ from typing import NamedTuple
 from memir.errors import InconclusiveError, UsageError, VerifyError
 from memir.ir.core import Op, Phase, Program, Repeat, Storage
 from memir.ir.names import rename_path
-from memir.ir.size import Monomial, Size
+from memir.ir.size import Monomial, Size, monomial_value
 from memir.ir.unroll import extents, has_repeats, unroll
 
 Vector = tuple[int, ...]
@@ -245,10 +245,9 @@ def evaluate_points(basis: Sequence[Monomial], points: Sequence[Vector], env: Ma
     values: list[int | Fraction] = []
     for monomial in basis:
         try:
-            value = Size(((monomial, 1),)).fraction(env)
+            values.append(monomial_value(monomial, env))
         except KeyError as error:
             raise UsageError(f"no value is given for the symbol {error.args[0]}") from None
-        values.append(int(value) if value.denominator == 1 else value)
     numbers = []
     for point in points:
         number = sum(c * v for c, v in zip(point, values, strict=True) if c)

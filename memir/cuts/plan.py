@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from memir.analysis.cost import Machine
-from memir.analysis.peak import Peak
+from memir.analysis.peak import Piece
 from memir.cuts.programs import programs
 from memir.cuts.reading import Base, Cut, Reading
 from memir.errors import InconclusiveError, UsageError
@@ -14,7 +14,7 @@ from memir.garbage import uncollected
 from memir.ir.core import Program, Repeat
 from memir.ir.domain import Condition
 from memir.ir.unroll import unroll
-from memir.rewrite.cut import EMBEDDING, Layers, frozen_prefix, full_name, layers_of, users
+from memir.rewrite.cut import EMBEDDING, Prefix, full_name
 from memir.rewrite.depths import CUT, depth_symbol
 from memir.rewrite.flow import Flow
 
@@ -29,10 +29,9 @@ class Range:
     program: Program
     reading: Reading
 
-    @property
-    def peak(self) -> Peak:
-        """The program's peak."""
-        return self.reading.peak
+    def piece(self, env: Env) -> Piece:
+        """The formula that is the peak at `env`, and its place."""
+        return self.reading.front.evaluate({d: env[d] for d in self.program.dims})[1]
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,7 +50,7 @@ class Plan:
         for one in self.ranges:
             if cut in one.cuts:
                 known = {**dict(self.env), **env, CUT: cut}
-                return one.peak.evaluate({d: known[d] for d in one.program.dims})[0]
+                return one.reading.front.evaluate({d: known[d] for d in one.program.dims})[0]
         raise InconclusiveError(f"cut {cut} is not known")
 
     def at(self, cut: int, env: Env) -> Cut:
@@ -88,18 +87,18 @@ def plan(program: Program, env: Env, machine: Machine | None = None, *, embeddin
     folded = any(isinstance(op, Repeat) and not op.count.is_constant for phase in program.phases for op in phase.ops)
     if not folded:
         program = unroll(program)
-    flow = Flow(flat_sample(program) if folded else program)
-    layers = layers_of(flow)
+    prefix = Prefix(Flow(flat_sample(program) if folded else program))
+    layers = prefix.layers
     depth = env[depth_symbol(program)] if folded else layers.depth
-    last = depth if _leaves_something(flow, layers, embeddings, head) else depth - 1
+    last = depth if _leaves_something(prefix, embeddings, head) else depth - 1
     base = Base(program, layers.path, depth, machine)
     cuts: dict[int, Cut] = {}
     ranges = []
     for numbers, one in programs(program, env, range(last + 1), depth=depth, embeddings=embeddings, head=head):
         reading = Reading(one, base)
         cuts |= {cut: reading.cut(cut, {**env, CUT: cut}) for cut in numbers}
-        ranges.append(Range(tuple(numbers), one, reading))
-    tied = sorted(full_name(name) for name, used in users(flow, layers).items() if {EMBEDDING, layers.depth} <= used)
+        ranges.append(Range(tuple(numbers), one.program, reading))
+    tied = sorted(full_name(name) for name, used in prefix.users.items() if {EMBEDDING, layers.depth} <= used)
     return Plan(tuple(cuts[k] for k in sorted(cuts)), tuple(env.items()), layers.path, depth, tuple(tied), tuple(ranges))
 
 
@@ -116,10 +115,10 @@ def _few(program: Program) -> dict[str, int]:
     return {depth: next(n for n in range(4, 4096) if all(c.holds({depth: n}) for c in conditions))}
 
 
-def _leaves_something(flow: Flow, layers: Layers, embeddings: bool, head: bool) -> bool:
+def _leaves_something(prefix: Prefix, embeddings: bool, head: bool) -> bool:
     """Whether a parameter is left to train when all layers are frozen."""
     try:
-        frozen_prefix(flow, layers.depth, embeddings=embeddings, head=head)
+        prefix.frozen(prefix.layers.depth, embeddings=embeddings, head=head)
     except UsageError:
         return False
     return True

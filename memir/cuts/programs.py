@@ -12,10 +12,10 @@ from memir.errors import InconclusiveError
 from memir.ir.core import Program
 from memir.ir.domain import Condition
 from memir.ir.unroll import has_repeats
-from memir.rewrite.cut import frozen_prefix
-from memir.rewrite.depths import CUT, at_end, at_start, depth_symbol, lifted, over_cuts, stride
+from memir.rewrite.cut import Prefix
+from memir.rewrite.depths import CUT, depth_symbol, depths, depths_and_cuts, from_end, from_start, stride
 from memir.rewrite.flow import Flow
-from memir.rewrite.lift import Rewrite, Unrolls
+from memir.rewrite.lift import Lifted, Rewrite, Shared, Span, lift
 from memir.rewrite.prune import without_gradients
 
 Env = Mapping[str, int]
@@ -23,12 +23,12 @@ Env = Mapping[str, int]
 
 def programs(
     program: Program, env: Env, cuts: range, *, depth: int, embeddings: bool, head: bool
-) -> Iterator[tuple[Sequence[int], Program]]:
+) -> Iterator[tuple[Sequence[int], Lifted]]:
     """(cuts, the program for them) of the step with `depth` layers."""
     freezing = _Freezing(program, env, depth, embeddings, head)
     done = set()
     if 0 in cuts:
-        yield (0,), freezing.uncut() if head else program
+        yield (0,), freezing.uncut() if head else Lifted(program)
         done.add(0)
     for place in range(freezing.group):
         middle, general = freezing.middle([k for k in cuts if k and k % freezing.group == place], place)
@@ -48,49 +48,47 @@ class _Freezing:
         self.embeddings, self.head = embeddings, head
         self.folded = has_repeats(program)
         self.group = stride(program) if self.folded else 1
-        self.unrolls = Unrolls(program)
-        self._flows: dict[int, Flow] = {}  # by the identity of a program that `unrolls` holds
+        self.shared = Shared(program)
+        self._prefixes: dict[int, Prefix] = {}  # by the identity of a program that is held in `shared`
 
-    def uncut(self) -> Program:
+    def uncut(self) -> Lifted:
         """The step in which only the head is frozen."""
-        return self._at(0, lambda: lifted(self.program, self._rewrite(0), 5 * self.group, self.unrolls))
+        return self._at(0, lambda: depths(self.program, 5 * self.group))
 
-    def middle(self, cuts: Sequence[int], place: int) -> tuple[Sequence[int], Program | None]:
+    def middle(self, cuts: Sequence[int], place: int) -> tuple[Sequence[int], Lifted | None]:
         """Those of the cuts that one program over the cut holds for, and that; none if the layers differ."""
         if not (self.folded and cuts):
             return (), None
         try:
-            general = over_cuts(self.program, self._rewrite(0), place=place, unrolls=self.unrolls)
+            general = lift(self.program, self._rewrite(0), depths_and_cuts(self.program, place), self.shared)
         except InconclusiveError:
             return (), None  # each cut is rewritten by itself
-        return [k for k in cuts if self._holds(general, {**self.env, CUT: k})], general
+        return [k for k in cuts if self._holds(general.program, {**self.env, CUT: k})], general
 
-    def at(self, cut: int) -> Program:
+    def at(self, cut: int) -> Lifted:
         """The step at one cut."""
         left = self.depth - cut
-        if cut <= left:
-            return self._at(cut, lambda: at_start(self.program, self._rewrite(cut), cut, self.unrolls))
-        return self._at(cut, lambda: at_end(self.program, self._rewrite(cut), left, self.unrolls))
+        return self._at(cut, lambda: from_start(self.program, cut) if cut <= left else from_end(self.program, left))
 
-    def _at(self, cut: int, make: Callable[[], Program]) -> Program:
+    def _at(self, cut: int, span: Callable[[], Span]) -> Lifted:
         """The lifted program where there are Repeats and it holds for the step; else the flat one with all layers."""
         if self.folded:
             try:
-                found = make()
-                if self._holds(found, self.env):
+                found = lift(self.program, self._rewrite(cut), span(), self.shared)
+                if self._holds(found.program, self.env):
                     return found
             except InconclusiveError:
                 pass  # the layers differ too much to be told by a few
         known = {depth_symbol(self.program): self.depth} if self.folded else {}
-        return self._rewrite(cut)(self.unrolls.at(known).program, {})[0]
+        return Lifted(self._rewrite(cut)(self.shared.unrolls.at(known).program, {})[0])
 
     def _rewrite(self, cut: int) -> Rewrite:
         def rewrite(flat: Program, symbols: Env) -> tuple[Program, list[int]]:
-            flow = self._flows.get(id(flat))
-            if flow is None:
-                flow = self._flows[id(flat)] = Flow(flat)
-            frozen, no_grad = frozen_prefix(flow, symbols.get(CUT, cut), embeddings=self.embeddings, head=self.head)
-            return without_gradients(flow, frozen, no_grad)
+            prefix = self._prefixes.get(id(flat))
+            if prefix is None:
+                prefix = self._prefixes[id(flat)] = Prefix(Flow(flat))
+            frozen, no_grad = prefix.frozen(symbols.get(CUT, cut), embeddings=self.embeddings, head=self.head)
+            return without_gradients(prefix.flow, frozen, no_grad)
 
         return rewrite
 

@@ -8,12 +8,13 @@ from dataclasses import dataclass
 
 from memir.analysis.cost import Machine, seconds
 from memir.analysis.flops import total_flops, work_of
-from memir.analysis.frames import Frame, frames_of
+from memir.analysis.frames import Frame, frames_of, frames_through
 from memir.analysis.inventory import alive_at
-from memir.analysis.peak import START, peak
+from memir.analysis.peak import START, Front
 from memir.ir.core import Kind, Program, Value
 from memir.ir.names import rename_path, split
 from memir.ir.size import Size
+from memir.rewrite.lift import Lifted
 
 Env = Mapping[str, int]
 Alive = list[dict[str, Counter[Size]]]  # in each frame: of each kind, how many storages of which size
@@ -66,17 +67,19 @@ class Base:
 class Reading:
     """One program, read at any of its cuts."""
 
-    def __init__(self, program: Program, base: Base) -> None:
+    def __init__(self, lifted: Lifted, base: Base) -> None:
+        program = lifted.program
         self.program, self.base = program, base
-        self.frames, self.line = frames_of(program)
-        self.peak = peak(program, line=self.line, by_phase=False)
+        through = frames_through(program, lifted.samples, lifted.axes) if lifted.samples else frames_of(program)
+        self.frames, self.line = through
+        self.front = Front(program, self.line)
         self.works = work_of(program)
         self._alive: dict[int, Alive] = {}  # by the place of the peak
 
     def cut(self, number: int, env: Env) -> Cut:
         """The numbers of one cut at `env`, which has a value for every dim."""
         known = {d: env[d] for d in self.program.dims}
-        nbytes, piece = self.peak.evaluate(known)
+        nbytes, piece = self.front.evaluate(known)
         kinds = self._by_kind(piece.place.index, known)
         gradient_bytes, num_trainable = self._trained(known)
         machine = self.base.machine

@@ -70,8 +70,7 @@ def _pieces(one: Range, env: dict[str, int]) -> list[Piece]:
     """The pieces that are the maximum at one of the cuts, at the asked B and S."""
     found: list[Piece] = []
     for cut in one.cuts:
-        known = {**env, "k": cut}
-        piece = one.peak.evaluate({d: known[d] for d in one.program.dims})[1]
+        piece = one.piece({**env, "k": cut})
         if piece not in found:
             found.append(piece)
     return found

@@ -119,6 +119,11 @@ def rename_path(path: str, env: Mapping[str, Size | int], known: dict[str, str] 
     return _BRACES.sub(replace, path) if "{" in path else path
 
 
+def path_sizes(path: str) -> list[Size]:
+    """What stands in a module path's braces: of `layers.{i}.up` i."""
+    return [index.size for text in _BRACES.findall(path) if (index := _index(text)).size is not None]
+
+
 def _bind(index: Index, env: Mapping[str, Size | int]) -> str:
     if index.size is None or not (index.size.is_constant or (index.size.symbols() | index.start.symbols()) & env.keys()):
         return index.text

@@ -309,6 +309,21 @@ def _times(a: Monomial, b: Monomial) -> Monomial:
     return tuple(sorted(((atom, e) for atom, e in exponents.items() if e), key=lambda f: _atom_key(f[0])))
 
 
+def monomial_value(monomial: Monomial, env: Mapping[str, int]) -> int | Fraction:
+    """A monomial's exact value where `env` gives every symbol's; KeyError if one lacks."""
+    total: int | Fraction = 1
+    for atom, exponent in monomial:
+        if isinstance(atom, Gen):
+            total *= _narrow(atom.fraction(env)) ** exponent if exponent > 0 else atom.fraction(env) ** exponent
+        else:
+            total *= env[atom] ** exponent if exponent > 0 else Fraction(env[atom]) ** exponent
+    return total if isinstance(total, int) else _narrow(total)
+
+
+def _narrow(value: Fraction) -> int | Fraction:
+    return value.numerator if value.denominator == 1 else value
+
+
 def _whole(value: Fraction, of: Size | Gen) -> int:
     if value.denominator != 1:
         raise ValueError(f"{of if isinstance(of, Size) else of.text()} is not a whole number there: {value}")

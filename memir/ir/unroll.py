@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterator, Mapping, Sequence
+from collections import defaultdict
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from memir.errors import UsageError
+from memir.ir.bound import Bound
 from memir.ir.core import Op, Phase, Program, Repeat, Storage, Value
 from memir.ir.domain import bind_domain
-from memir.ir.names import Index, index_text, is_range, join, rename, rename_path, split, spread
+from memir.ir.names import Index, index_text, is_range, join, split
 from memir.ir.size import Size
+from memir.ir.written import Written
 
 MAX_OPS = 5_000_000  # about 5 GB of operators; more is a typing error, not a wish
 
@@ -43,6 +46,23 @@ def unroll_located(program: Program, env: Mapping[str, int] | None = None) -> Un
     return _rewrite(program, env or {}, expand=True)
 
 
+class Unrolls:
+    """A program unrolled at several numbers of layers, each once; what is equal in two of them is the same object."""
+
+    def __init__(self, program: Program) -> None:
+        self.program = program
+        self._known: dict[tuple[tuple[str, int], ...], Unrolled] = {}
+        self._written: dict[tuple[str, ...], Written] = defaultdict(Written)  # by the symbols that are bound
+
+    def at(self, env: Mapping[str, int]) -> Unrolled:
+        """The flat program at the values that `env` has of its symbols; the same object each time."""
+        own = tuple((name, env[name]) for name in self.program.dims if name in env)
+        if own not in self._known:
+            written = self._written[tuple(name for name, _ in own)]
+            self._known[own] = _rewrite(self.program, dict(own), expand=True, written=written)
+        return self._known[own]
+
+
 def bind(program: Program, env: Mapping[str, int]) -> Program:
     """The program for these values of symbols, Repeats and families kept (`$w[L]` -> `$w[:32]`). Errors as `unroll`."""
     return _rewrite(program, env, expand=False).program
@@ -65,7 +85,7 @@ def extents(name: str) -> tuple[Size, ...]:
     return tuple(i.size for i in split(name)[1] if i.is_extent and i.size is not None)
 
 
-def _rewrite(program: Program, env: Mapping[str, int], *, expand: bool) -> Unrolled:
+def _rewrite(program: Program, env: Mapping[str, int], *, expand: bool, written: Written | None = None) -> Unrolled:
     for symbol, number in env.items():
         if symbol not in program.dims:
             known = f"its symbols: {', '.join(program.dims)}" if program.dims else "it has none"
@@ -74,13 +94,14 @@ def _rewrite(program: Program, env: Mapping[str, int], *, expand: bool) -> Unrol
             raise UsageError(f"{symbol} must be a positive number, not {number}")
     dims = tuple(d for d in program.dims if d not in env)
     domain = bind_domain(program.domain, env, dims)
-    bound = _Bound(env, expand)
+    bound = Bound(env, expand)
     length = sum(_length(phase.ops, bound, expand) for phase in program.phases)
     if length > MAX_OPS:
         raise UsageError(f"the program unrolls to {length:,} operators, more than {MAX_OPS:,}", hint="bind smaller numbers")
-    storages = [(s, place) for place, storage in enumerate(program.storages) for s in _storages(storage, bound, expand)]
+    make = Storage if written is None else written.storage
+    storages = [(s, place) for place, storage in enumerate(program.storages) for s in _storages(storage, bound, expand, make)]
     values = [(v, place) for place, value in enumerate(program.values) for v in _values(value, bound, expand)]
-    body = _Body(expand)
+    body = _Body(expand, written)
     result = Program(
         program.name,
         dims,
@@ -93,128 +114,16 @@ def _rewrite(program: Program, env: Mapping[str, int], *, expand: bool) -> Unrol
     return Unrolled(result, body.origins, [place for _, place in storages], [place for _, place in values])
 
 
-class _Bound:
-    """Symbols bound to numbers, and the names of values that are local to the iterations around."""
-
-    def __init__(self, env: Mapping[str, int], expand: bool, local: Mapping[str, tuple[str, ...]] | None = None) -> None:
-        self.env = env
-        self.expand = expand  # whether ranges of members are written out
-        self.local = local or {}  # value made in a body without an index -> the indices it has in fact
-        self._sizes: dict[Size, Size] = {}
-        self._groups: dict[tuple[Size, ...], tuple[Size, ...]] = {}
-        self._names: dict[str, str] = {}
-        self._values: dict[str, str] = {}
-        self._paths: dict[str, str] = {}
-        self._indices: dict[Index, str] = {}
-        self._braces: dict[str, str] = {}
-
-    def size(self, size: Size) -> Size:
-        found = self._sizes.get(size)
-        if found is None:
-            try:
-                found = self._sizes[size] = size.substitute(self.env)
-            except (ValueError, ZeroDivisionError):  # a shard such as B*S*t^-1 with t=3 and S=4
-                given = ", ".join(f"{s}={self.env[s]}" for s in sorted(size.symbols() & self.env.keys()))
-                raise UsageError(f"{size} is not a whole number for {given}") from None
-        return found
-
-    def group(self, sizes: tuple[Size, ...]) -> tuple[Size, ...]:
-        found = self._groups.get(sizes)
-        if found is None:
-            found = self._groups[sizes] = tuple(self.size(s) for s in sizes)
-        return found
-
-    def storage(self, name: str) -> str:
-        found = self._names.get(name)
-        if found is None:
-            try:
-                found = self._names[name] = rename(name, self.env, self._indices)
-            except ValueError as error:  # an index over a shard
-                raise UsageError(f"{name}: {error}") from None
-        return found
-
-    def storages(self, names: tuple[str, ...]) -> tuple[str, ...]:
-        if not names:
-            return ()
-        known = self._names
-        return self.spread(tuple([known[n] if n in known else self.storage(n) for n in names]))
-
-    def spread(self, names: tuple[str, ...]) -> tuple[str, ...]:
-        """The names, ranges of members written out where that is wanted."""
-        try:
-            return spread(names) if self.expand else names
-        except ValueError as error:
-            raise UsageError(str(error)) from None
-
-    def value(self, name: str) -> str:
-        found = self._values.get(name)
-        if found is None:
-            found = join(name, self.local[name]) if name in self.local else self.storage(name)
-            self._values[name] = found
-        return found
-
-    def values(self, names: tuple[str, ...]) -> tuple[str, ...]:
-        if not names:
-            return ()
-        known = self._values
-        return self.spread(tuple([known[n] if n in known else self.value(n) for n in names]))
-
-    def path(self, path: str) -> str:
-        found = self._paths.get(path)
-        if found is None:
-            found = self._paths[path] = rename_path(path, self.env, self._braces)
-        return found
-
-    def tensor(self, value: Value) -> Value:
-        return Value(
-            self.value(value.name),
-            value.dtype,
-            self.group(value.shape),
-            self.group(value.strides),
-            self.size(value.offset),
-            self.storage(value.storage),
-        )
-
-    def results(self, results: tuple[Value, ...]) -> tuple[Value, ...]:
-        """The results, one for each member of a range where ranges are written out."""
-        if not results:
-            return ()
-        tensors = tuple([self.tensor(r) for r in results])
-        if not self.expand or not [t for t in tensors if is_range(t.name)]:
-            return tensors
-        members = []
-        for tensor in tensors:
-            names, storages = self.spread((tensor.name,)), self.spread((tensor.storage,))
-            if len(names) != len(storages):
-                raise UsageError(f"%{tensor.name} and ${tensor.storage} have not as many members")
-            members += [replace(tensor, name=n, storage=s) for n, s in zip(names, storages, strict=True)]
-        return tuple(members)
-
-    def op(self, op: Op) -> Op:
-        return Op(
-            op.opcode,
-            self.values(op.operands),
-            self.results(op.results),
-            self.storages(op.frees),
-            self.storages(op.drops),
-            self.storages(op.saves),
-            self.size(op.scratch),
-            op.stream,
-            self.path(op.path),
-            op.source,
-            None if op.forward_of is None else self.value(op.forward_of),
-        )
-
-
 class _Body:
     """Walks the operators; `origins` grows by one place for every operator that is written out."""
 
-    def __init__(self, expand: bool) -> None:
+    def __init__(self, expand: bool, written: Written | None) -> None:
         self._expand = expand
+        self._written = written
         self.origins: list[int] = []
         self._place = 0
 
-    def expand(self, ops: Sequence[Op | Repeat], bound: _Bound, around: tuple[str, ...]) -> list[Op | Repeat]:
+    def expand(self, ops: Sequence[Op | Repeat], bound: Bound, around: tuple[str, ...]) -> list[Op | Repeat]:
         """`around` are the indices of the Repeats around, as text: a number where expanded, else the index's name."""
         result: list[Op | Repeat] = []
         for op in ops:
@@ -222,12 +131,13 @@ class _Body:
             self._place += 1
             if isinstance(op, Op):
                 self.origins.append(place)
-                result.append(bound.op(op))
+                written = bound.op(op) if self._written is None else self._written.op(place, op, bound, around)
+                result.append(written)
             else:
                 result += self._repeat(op, bound, around, place)
         return result
 
-    def _repeat(self, repeat: Repeat, bound: _Bound, around: tuple[str, ...], place: int) -> list[Op | Repeat]:
+    def _repeat(self, repeat: Repeat, bound: Bound, around: tuple[str, ...], place: int) -> list[Op | Repeat]:
         count = bound.size(repeat.count)
         if not (self._expand and count.is_constant):
             self.origins.append(place)
@@ -246,14 +156,14 @@ class _Body:
         self._place = first + _length(repeat.body)
         return result
 
-    def _inside(self, repeat: Repeat, bound: _Bound, env: Mapping[str, int], around: tuple[str, ...], index: str) -> _Bound:
+    def _inside(self, repeat: Repeat, bound: Bound, env: Mapping[str, int], around: tuple[str, ...], index: str) -> Bound:
         indices = (*around, index)
         made = {r.name for op in repeat.body if isinstance(op, Op) for r in op.results if not split(r.name)[1]}
         numbered = any(i.isdigit() for i in indices)  # nothing is expanded around: the short names stay
-        return _Bound(env, self._expand, {**bound.local, **(dict.fromkeys(made, indices) if numbered else {})})
+        return Bound(env, self._expand, {**bound.local, **(dict.fromkeys(made, indices) if numbered else {})})
 
 
-def _length(ops: Sequence[Op | Repeat], bound: _Bound | None = None, expand: bool = False) -> int:
+def _length(ops: Sequence[Op | Repeat], bound: Bound | None = None, expand: bool = False) -> int:
     """Operators and Repeats in textual order, or with `expand` those that are left when it is written out."""
     total = 0
     for op in ops:
@@ -266,7 +176,7 @@ def _length(ops: Sequence[Op | Repeat], bound: _Bound | None = None, expand: boo
     return total
 
 
-def _members(name: str, bound: _Bound, expand: bool) -> Iterator[tuple[str, str]]:
+def _members(name: str, bound: Bound, expand: bool) -> Iterator[tuple[str, str]]:
     """The suffixes of a family's members: (as declared, as it is now), such as ("[L]", "[0]")."""
     base, indices = split(name)
     if not any(i.is_extent for i in indices):
@@ -277,7 +187,7 @@ def _members(name: str, bound: _Bound, expand: bool) -> Iterator[tuple[str, str]
         yield name[len(base) :], join("", chosen)
 
 
-def _choices(index: Index, bound: _Bound, expand: bool) -> Sequence[str]:
+def _choices(index: Index, bound: Bound, expand: bool) -> Sequence[str]:
     if index.size is None or not index.is_extent:
         return (index.text,)
     size = bound.size(index.size)
@@ -286,14 +196,14 @@ def _choices(index: Index, bound: _Bound, expand: bool) -> Sequence[str]:
     return [str(k) for k in range(size.constant)] if expand else (f":{size.constant}",)
 
 
-def _follow(name: str, declared: str, member: str, bound: _Bound) -> str:
+def _follow(name: str, declared: str, member: str, bound: Bound) -> str:
     """A name inside a family's declaration: the same indices become the member's, any other stays."""
     if declared and name.endswith(declared):
         return name[: -len(declared)] + member
     return bound.storage(name)
 
 
-def _storages(storage: Storage, bound: _Bound, expand: bool) -> Iterator[Storage]:
+def _storages(storage: Storage, bound: Bound, expand: bool, make: Callable[..., Storage]) -> Iterator[Storage]:
     nbytes = bound.size(storage.nbytes)
     base = split(storage.name)[0]
     owners = bound.storages((storage.of,)) if storage.of is not None and is_range(storage.of) else ()
@@ -303,10 +213,10 @@ def _storages(storage: Storage, bound: _Bound, expand: bool) -> Iterator[Storage
             if number >= len(owners):
                 raise UsageError(f"${storage.name} has more members than ${storage.of}, which it is of")
             of = owners[number]
-        yield replace(storage, name=base + member, nbytes=nbytes, of=of)
+        yield make(base + member, nbytes, storage.kind, storage.device, of, storage.live_in, storage.live_out)
 
 
-def _values(value: Value, bound: _Bound, expand: bool) -> Iterator[Value]:
+def _values(value: Value, bound: Bound, expand: bool) -> Iterator[Value]:
     typed = bound.tensor(value)
     base = split(value.name)[0]
     for declared, member in _members(value.name, bound, expand):

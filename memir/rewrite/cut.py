@@ -69,23 +69,35 @@ def users(flow: Flow, layers: Layers) -> dict[str, set[int]]:
     return used
 
 
-def frozen_prefix(flow: Flow, cut: int, *, embeddings: bool, head: bool) -> tuple[set[str], set[int]]:
-    """(frozen parameters' storages, positions of the forward operators that run under no_grad) of a flat program.
+class Prefix:
+    """The layers of a flat program, of which a prefix is to be frozen."""
 
-    Cut 0 freezes no layer, and the embedding neither. UsageError for a cut that the model has not, and where nothing would be
-    left to train.
-    """
-    layers = layers_of(flow)
-    if not 0 <= cut <= layers.depth:
-        raise UsageError(f"cut {cut}: {layers.path} has {layers.depth} layers", hint=f"a cut is 0 to {layers.depth}")
-    sides = set(range(cut)) | ({EMBEDDING} if embeddings and cut else set()) | ({layers.depth} if head else set())
-    used = users(flow, layers)
-    frozen = {name for name, places in used.items() if places <= sides}
-    if not (trained(flow) - frozen):
-        raise UsageError(f"cut {cut}: nothing is left to train", where=f"program @{flow.program.name}")
-    prefix = sides - {layers.depth}
-    no_grad = {p for p, layer in layers.of.items() if layer in prefix} if EMBEDDING in sides else set()
-    return frozen, no_grad
+    def __init__(self, flow: Flow) -> None:
+        self.flow = flow
+        self.layers = layers_of(flow)
+        self.users = users(flow, self.layers)
+
+    def frozen(self, cut: int, *, embeddings: bool, head: bool) -> tuple[set[str], set[int]]:
+        """(frozen parameters' storages, positions of the forward operators that run under no_grad).
+
+        Cut 0 freezes no layer, and the embedding neither. UsageError for a cut that the model has not, and where nothing would
+        be left to train.
+        """
+        layers = self.layers
+        if not 0 <= cut <= layers.depth:
+            raise UsageError(f"cut {cut}: {layers.path} has {layers.depth} layers", hint=f"a cut is 0 to {layers.depth}")
+        sides = set(range(cut)) | ({EMBEDDING} if embeddings and cut else set()) | ({layers.depth} if head else set())
+        frozen = {name for name, places in self.users.items() if places <= sides}
+        if not (trained(self.flow) - frozen):
+            raise UsageError(f"cut {cut}: nothing is left to train", where=f"program @{self.flow.program.name}")
+        prefix = sides - {layers.depth}
+        no_grad = {p for p, layer in layers.of.items() if layer in prefix} if EMBEDDING in sides else set()
+        return frozen, no_grad
+
+
+def frozen_prefix(flow: Flow, cut: int, *, embeddings: bool, head: bool) -> tuple[set[str], set[int]]:
+    """What a cut freezes of a flat program, see `Prefix.frozen`."""
+    return Prefix(flow).frozen(cut, embeddings=embeddings, head=head)
 
 
 def matching(flow: Flow, pattern: str) -> set[str]:

@@ -12,7 +12,7 @@ from memir.errors import InconclusiveError
 from memir.ir.core import Program, Repeat
 from memir.ir.domain import Condition
 from memir.ir.unroll import bind
-from memir.rewrite.lift import Axes, Rewrite, Unrolls, lift
+from memir.rewrite.lift import Axes, Rewrite, Span, lift
 
 CUT = "k"  # the symbol of a cut, and its name in a rewrite's symbols
 FIRST = 8  # groups of layers of the first sample over cuts
@@ -39,40 +39,54 @@ def stride(program: Program) -> int:
     return second - first
 
 
-def lifted(program: Program, rewrite: Rewrite, least: int, unrolls: Unrolls | None = None) -> Program:
+def lifted(program: Program, rewrite: Rewrite, least: int) -> Program:
     """The rewrite over the depth, done at `least` layers or the next number that is valid, and a few more."""
-    depth = depth_symbol(program)
-    axes = Axes(((depth, next(_depths(program, least))),), (depth,), stride=stride(program))
-    return lift(program, rewrite, axes, program.dims, program.domain, unrolls)
+    return lift(program, rewrite, depths(program, least)).program
 
 
-def over_cuts(
-    program: Program, rewrite: Rewrite, cut: int | None = None, *, place: int = 0, unrolls: Unrolls | None = None
-) -> Program:
-    """The rewrite over the depth and the cut, `rewrite` being told the cut as env["k"]; with `cut`, at that one.
-
-    `place`: of the cut in a group of layers, `k % stride`, which `cut` has already.
-    """
-    depth, group = depth_symbol(program), stride(program)
-    place = place if cut is None else cut % group
-    first = next(_depths(program, FIRST * group))
-    axes = Axes(((depth, first), (CUT, FIRST_CUT * group + place)), (depth, CUT), stride=group)
-    domain = program.domain if group == 1 else (*program.domain, f"{CUT} % {group} == {place}")
-    new = lift(program, rewrite, axes, (*program.dims, CUT), domain, unrolls)
+def over_cuts(program: Program, rewrite: Rewrite, cut: int | None = None) -> Program:
+    """The rewrite over the depth and the cut, `rewrite` being told the cut as env["k"]; with `cut`, at that one."""
+    new = lift(program, rewrite, depths_and_cuts(program, 0 if cut is None else cut % stride(program))).program
     return new if cut is None else bind(new, {CUT: cut})
 
 
-def at_start(program: Program, rewrite: Rewrite, cut: int, unrolls: Unrolls | None = None) -> Program:
+def at_start(program: Program, rewrite: Rewrite, cut: int) -> Program:
     """The rewrite over the depth for one small cut."""
-    return lifted(program, rewrite, cut + AROUND * stride(program), unrolls)
+    return lift(program, rewrite, from_start(program, cut)).program
 
 
-def at_end(program: Program, rewrite: Rewrite, left: int, unrolls: Unrolls | None = None) -> Program:
+def at_end(program: Program, rewrite: Rewrite, left: int) -> Program:
     """The rewrite over the depth for the cut that leaves so many layers trained."""
+    return lift(program, rewrite, from_end(program, left)).program
+
+
+def depths(program: Program, least: int) -> Span:
+    """All depths, sampled from `least` layers on."""
+    depth = depth_symbol(program)
+    axes = Axes(((depth, next(_depths(program, least))),), (depth,), stride=stride(program))
+    return Span(axes, program.dims, program.domain)
+
+
+def depths_and_cuts(program: Program, place: int) -> Span:
+    """All depths and the cuts at that `place` in a group of layers, `k % stride`."""
+    depth, group = depth_symbol(program), stride(program)
+    first = next(_depths(program, FIRST * group))
+    axes = Axes(((depth, first), (CUT, FIRST_CUT * group + place)), (depth, CUT), stride=group)
+    domain = program.domain if group == 1 else (*program.domain, f"{CUT} % {group} == {place}")
+    return Span(axes, (*program.dims, CUT), domain)
+
+
+def from_start(program: Program, cut: int) -> Span:
+    """All depths for a small cut."""
+    return depths(program, cut + AROUND * stride(program))
+
+
+def from_end(program: Program, left: int) -> Span:
+    """All depths, each at the cut that leaves so many layers trained."""
     depth, group = depth_symbol(program), stride(program)
     first = next(_depths(program, left + AROUND * group))
     axes = Axes(((depth, first), (CUT, first - left)), (depth,), ((CUT, depth),), group)
-    return lift(program, rewrite, axes, program.dims, program.domain, unrolls)
+    return Span(axes, program.dims, program.domain)
 
 
 def _depths(program: Program, least: int) -> Iterator[int]:

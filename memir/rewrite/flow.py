@@ -44,6 +44,7 @@ class Flow:
     savers: dict[str, list[int]] = field(default_factory=dict)  # storage -> the operators that save it
     segments: list[list[int]] = field(default_factory=list)  # of what checkpointing runs again, one a checkpoint
     checkpoint: dict[int, int] = field(default_factory=dict)  # forward operator -> the segment that runs it again
+    _reads: list[frozenset[str]] = field(default_factory=list)  # the storages of each operator's operands
 
     def __post_init__(self) -> None:
         self.storage = {v.name: v.storage for v in self.program.values}
@@ -56,6 +57,7 @@ class Flow:
                 self.storage[value.name] = value.storage
                 if value.storage not in alive:
                     self.born.setdefault(value.storage, position)
+            self._reads.append(frozenset([self.storage[o] for o in op.operands]))
             self.freed.update(dict.fromkeys(op.frees, position))
             self.dropped.update(dict.fromkeys(op.drops, position))
         self._classify()
@@ -162,9 +164,9 @@ class Flow:
         """Whether it computes the loss, for the first time or again."""
         return self.phase[position].endswith("forward") or self.repeated[position]
 
-    def reads(self, position: int) -> set[str]:
+    def reads(self, position: int) -> frozenset[str]:
         """The storages of its operands."""
-        return {self.storage[o] for o in self.ops[position].operands}
+        return self._reads[position]
 
     def requiring(self, parameters: Iterable[str], without: Container[int]) -> set[int]:
         """The forward operators with a result that requires a gradient: what the parameters' storages reach.

@@ -16,8 +16,9 @@ from memir.errors import InconclusiveError
 from memir.ir.core import Op, Phase, Program, Repeat, Storage, Value
 from memir.ir.names import index_text, join
 from memir.ir.size import ZERO, Gen, Size, floor_div
-from memir.ir.unroll import Unrolled, unroll_located
-from memir.rewrite.samples import Block, Element, Family, Sample, ValueFamily, sampled
+from memir.ir.unroll import Unrolls
+from memir.rewrite.follow import follows
+from memir.rewrite.samples import Block, Element, Family, Reading, Sample, ValueFamily, sampled
 
 F = TypeVar("F", Family, ValueFamily)
 Env = Mapping[str, int]
@@ -48,40 +49,48 @@ class Axes:
         return {name: value + self.stride * along.count(name) for name, value in env.items()}
 
 
-class Unrolls:
-    """A program unrolled at numbers of layers, each once: for several lifts of one program."""
-
-    def __init__(self, program: Program) -> None:
-        self.program = program
-        self._known: dict[tuple[tuple[str, int], ...], Unrolled] = {}
-
-    def at(self, env: Env) -> Unrolled:
-        """The flat program at the values that `env` has of its symbols; the same object each time."""
-        own = tuple((name, env[name]) for name in self.program.dims if name in env)
-        if own not in self._known:
-            self._known[own] = unroll_located(self.program, dict(own))
-        return self._known[own]
-
-
-def lift(
-    program: Program,
-    rewrite: Rewrite,
-    axes: Axes,
-    dims: tuple[str, ...],
-    domain: tuple[str, ...],
-    unrolls: Unrolls | None = None,
-) -> Program:
-    """The rewritten program over `dims`, valid in `domain`. LiftError where the samples have no common form.
+@dataclass(frozen=True, slots=True)
+class Span:
+    """What a lifted program is over: its symbols, where it is valid, and the samples.
 
     `axes.first` has a value for every symbol that counts layers; what the rewrite reads besides (a cut) is in it too.
-    `unrolls`: what the program was unrolled to for other lifts.
     """
-    envs = axes.points()
-    unrolls = unrolls or Unrolls(program)
-    flat = [unrolls.at(env) for env in envs]
-    samples = [
-        sampled(program, base, *rewrite(base.program, env), stride=axes.stride) for base, env in zip(flat, envs, strict=True)
-    ]
+
+    axes: Axes
+    dims: tuple[str, ...]
+    domain: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Lifted:
+    """A lifted program and the flat ones it was read from: the first sample, and one further along each of the axes.
+
+    Each with the positions of its operators: those outside of the Repeats once, those of a body in the first iteration and in
+    the last. `axes`: the symbols with their value in the first sample and how much more it is in a further one. There are none
+    of a program that was rewritten as a whole.
+    """
+
+    program: Program
+    samples: tuple[tuple[Program, tuple[int, ...]], ...] = ()
+    axes: tuple[tuple[str, int, int], ...] = ()
+
+
+class Shared:
+    """What several lifts of one program share: what it is unrolled to, and the operators that were read for lifting."""
+
+    def __init__(self, program: Program) -> None:
+        self.unrolls = Unrolls(program)
+        self.reading = Reading()
+
+
+def lift(program: Program, rewrite: Rewrite, span: Span, shared: Shared | None = None) -> Lifted:
+    """The program rewritten over a span of depths and cuts. LiftError where the samples have no common form."""
+    axes, envs = span.axes, span.axes.points()
+    shared = shared or Shared(program)
+    samples = []
+    for env in envs:
+        base = shared.unrolls.at(env)
+        samples.append(sampled(program, base, *rewrite(base.program, env), stride=axes.stride, reading=shared.reading))
     fit = _Fit(axes, envs)
     phases: list[Phase] = []
     for group in zip(*(s.phases for s in samples[:-1]), strict=True):
@@ -90,15 +99,35 @@ def lift(
         phases.append(Phase(group[0][0], tuple(_elements([elements for _, elements in group], fit))))
     new = Program(
         program.name,
-        dims,
-        tuple(dict.fromkeys((*domain, *_enough(phases, axes)))),
+        span.dims,
+        tuple(dict.fromkeys((*span.domain, *_enough(phases, axes)))),
         program.mesh,
         _storages(samples[:-1], fit),
         _values(samples[:-1], fit),
         tuple(phases),
     )
-    _check(new, samples[-1], envs[-1])
-    return new
+    if not follows(new, samples, envs[-1], fit.number, fit.size):
+        raise LiftError("the rewritten layers do not follow a line in their number")
+    places = _positions(samples[:-1])
+    along = tuple((name, dict(axes.first)[name], axes.stride) for name in axes.moving)
+    return Lifted(new, tuple((s.program, at) for s, at in zip(samples, places, strict=False)), along)
+
+
+def _positions(samples: Sequence[Sample]) -> list[tuple[int, ...]]:
+    """In each sample the operators of the lifted program, bodies in their first iteration and in their last."""
+    found: list[list[int]] = [[] for _ in samples]
+    ends = [0] * len(samples)
+    for group in zip(*(s.phases for s in samples), strict=True):
+        for items in zip(*(items for _, items in group), strict=True):
+            repeats = len({item.count for item in items if isinstance(item, Block)}) > 1
+            for k, item in enumerate(items):
+                start, length = ends[k], 1 if isinstance(item, Element) else len(item.body) * item.count
+                ends[k] += length
+                if isinstance(item, Block) and repeats:
+                    found[k] += [*range(start, start + len(item.body)), *range(ends[k] - len(item.body), ends[k])]
+                else:
+                    found[k] += range(start, ends[k])
+    return [tuple(positions) for positions in found]
 
 
 def _enough(phases: Sequence[Phase], axes: Axes) -> list[str]:
@@ -270,26 +299,3 @@ def _aligned(groups: Sequence[Sequence[F]], what: str) -> list[tuple[F, ...]]:
         if len({f.base for f in group}) != 1:
             raise LiftError(f"the {what} change with the number of layers", where=", ".join(f.base for f in group))
     return aligned
-
-
-def _check(new: Program, sample: Sample, env: Env) -> None:
-    """The program at the last sample's numbers allocates and frees as the rewrite did there."""
-    mine = unroll_located(new, {d: v for d, v in env.items() if d in new.dims}).program
-    theirs = sample.program
-    if _events(mine) != _events(theirs):
-        raise LiftError("the rewritten layers do not follow a line in their number")
-
-
-def _events(program: Program) -> list[tuple[object, ...]]:
-    nbytes = {s.name: s.nbytes for s in program.storages}
-    live = {s.name for s in program.storages if s.live_in}
-    events: list[tuple[object, ...]] = [(sorted(nbytes[n].text() for n in live),)]
-    for phase, op in program.ops():
-        made = []
-        for value in op.results:
-            if value.storage not in live:
-                live.add(value.storage)
-                made.append(nbytes[value.storage])
-        live -= set(op.frees)
-        events.append((phase.name, op.opcode, op.scratch, tuple(made), sorted(nbytes[n].text() for n in op.frees)))
-    return events

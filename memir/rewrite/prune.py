@@ -187,14 +187,14 @@ def _drop_clones(changes: Changes, requiring: set[int]) -> None:
     """An operator that writes in place over what its own backward reads clones that first, only if there is a backward
     (torch/csrc/autograd/generated/VariableType, `original_self`)."""
     flow = changes.flow
-    readers: dict[str, set[int]] = {}
-    for position, op in enumerate(flow.ops):
+    clones = [p for p, op in enumerate(flow.ops) if op.opcode == "aten.clone" and p not in requiring and flow.is_forward(p)]
+    readers: dict[str, set[int]] = {r.name: set() for p in clones for r in flow.ops[p].results}
+    for position, op in enumerate(flow.ops if clones else ()):
         for operand in op.operands:
-            readers.setdefault(operand, set()).add(position)
-    for position, op in enumerate(flow.ops):
-        if op.opcode != "aten.clone" or position in requiring or not flow.is_forward(position):
-            continue
-        reading = {p for r in op.results for p in readers.get(r.name, ())}
+            if operand in readers:
+                readers[operand].add(position)
+    for position in clones:
+        reading = {p for r in flow.ops[position].results for p in readers[r.name]}
         if reading and reading <= changes.removed:
             changes.remove(position)
 

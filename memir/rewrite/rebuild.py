@@ -69,21 +69,23 @@ class _Rebuilding:
         if position in changes.removed:
             return Op("memir.free", frees=frees) if frees else None
         results = changes.results(position)
-        operands = tuple(self._standing(operand) for operand in op.operands)
+        operands = tuple([self._standing(operand) for operand in op.operands])
         for value in results:
             self.views.setdefault(_view(value), value.name)
-        if any(operand in changes.gone for operand in operands):
+        if not changes.gone.isdisjoint(operands):
             if not op.opcode.startswith((*LISTS, *STACKS)):
                 raise beyond(op)
             operands = tuple(o for o in operands if o not in changes.gone and self.flow.storage[o] not in changes.frozen)
             if op.opcode.startswith(STACKS):
                 results = tuple(replace(r, shape=(Size.of(len(operands)), *r.shape[1:])) for r in results)
                 self.stacks |= {r.storage: r for r in results}
-        drops = tuple(s for s in op.drops if s in self.made and self._outlives(s, position))
+        drops = tuple([s for s in op.drops if s in self.made and self._outlives(s, position)]) if op.drops else ()
         if op.opcode in ("memir.free", "memir.alloc") and not (frees or drops or results):
             return None
         saves = changes.saves.get(position, ())
         scratch = self._scratch(op, operands, results)
+        if operands == op.operands and results is op.results and (frees, drops, saves) == (op.frees, op.drops, op.saves):
+            return op  # nothing is another size where operands and results are the same
         return Op(
             op.opcode, operands, results, frees, drops, saves, scratch, op.stream, op.path, op.source, op.forward_of
         )  # fmt: skip

@@ -29,6 +29,7 @@ Ref = tuple[str, tuple[int, ...], bool]  # base, indices (one, or a range's star
 class Element:
     """An operator: `template` says all but numbers and sizes; `numbers` are its indices in order, `sizes` its sizes."""
 
+    given: Op  # as it stands in the program
     op: Op
     refs: tuple[tuple[Ref, ...], ...]  # operands, result values, result storages, frees, drops, saves, forward_of
     path: tuple[str, ...]  # of the module, numbers taken out
@@ -120,12 +121,45 @@ class Sample:
     values: list[ValueFamily]
 
 
-def sampled(folded: Program, base: Unrolled, new: Program, origins: Sequence[int], stride: int = 1) -> Sample:
+class Reading:
+    """Operators read, each once: rewritten programs share those that the rewrite leaves as they are."""
+
+    def __init__(self) -> None:
+        self._known: dict[int, tuple[Element, frozenset[str], frozenset[str]]] = {}  # by the operator's identity
+
+    def element(self, op: Op, rebased: Renamed, revalued: Renamed) -> Element:
+        """The operator, names of storages and values replaced."""
+        found = self._known.get(id(op))
+        if found is not None:
+            element, storages, values = found
+            if element.given is op and rebased.changed.isdisjoint(storages) and revalued.changed.isdisjoint(values):
+                return element
+        element = _element(op, rebased.names, revalued.names)
+        storages = frozenset((*op.frees, *op.drops, *op.saves, *[r.storage for r in op.results]))
+        values = frozenset((*op.operands, *[r.name for r in op.results], op.forward_of or ""))
+        if rebased.changed.isdisjoint(storages) and revalued.changed.isdisjoint(values):
+            self._known[id(op)] = element, storages, values
+        return element
+
+
+class Renamed:
+    """New names, and which of them differ from the old ones."""
+
+    def __init__(self, names: dict[str, str]) -> None:
+        self.names = names
+        self.changed = {old for old, new in names.items() if new != old}
+
+
+def sampled(
+    folded: Program, base: Unrolled, new: Program, origins: Sequence[int], *, stride: int = 1, reading: Reading | None = None
+) -> Sample:
     """Reads the rewritten program; `origins` has for each operator the position in the flat program where it runs, `stride` is
     the number of layers in an iteration."""
+    reading = reading or Reading()
     rebased, storages = _families(new)
     revalued, values = _value_families(new, rebased)
     revalued |= _from_zero(new)
+    storage_names, value_names = Renamed(rebased), Renamed(revalued)
     iterations = _iterations(folded, base)
     phases: list[tuple[str, list[Element | Block]]] = []
     position = 0
@@ -135,7 +169,7 @@ def sampled(folded: Program, base: Unrolled, new: Program, origins: Sequence[int
             assert isinstance(op, Op)
             where = iterations[origins[position]]
             position += 1
-            element = _element(op, rebased, revalued)
+            element = reading.element(op, storage_names, value_names)
             if where is not None and parts and parts[-1][0] == where:
                 parts[-1][1].append(element)
             else:
@@ -247,7 +281,7 @@ def _element(op: Op, rebased: dict[str, str], revalued: dict[str, str]) -> Eleme
         tuple([(r.dtype, len(r.shape)) for r in results]),
     )
     named = op if results is op.results else replace(op, results=results)
-    return Element(named, refs, parts, numbers, sizes, template)
+    return Element(op, named, refs, parts, numbers, sizes, template)
 
 
 def _sets(names: Sequence[str]) -> tuple[Ref, ...]:
