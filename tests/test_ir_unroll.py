@@ -13,7 +13,7 @@ from memir.ir.names import rename, rename_path, split
 from memir.ir.parser import parse
 from memir.ir.size import ONE, Size
 from memir.ir.sizetext import parse_size
-from memir.ir.unroll import MAX_OPS, bind, has_repeats, unroll, unroll_located
+from memir.ir.unroll import MAX_OPS, Unrolls, bind, has_repeats, unroll, unroll_located
 from memir.ir.verify import verify
 from tests.strategies import flat_programs, programs, repeated_programs
 
@@ -54,6 +54,13 @@ def test_live_bytes_do_not_depend_on_the_form(program: Program, number: int) -> 
     env = _env(program, number)
     folded = sum(s.nbytes.substitute(env) * member_count(s.name).substitute(env).constant for s in program.storages)
     assert folded is sum(s.nbytes for s in unroll(program, env).storages)
+
+
+@given(repeated_programs(), st.integers(1, 4))
+def test_one_program_at_several_numbers_shares_operators_and_is_the_same(program: Program, number: int) -> None:
+    unrolls = Unrolls(program)
+    for each in (number, number + 1, number):
+        assert unrolls.at(_env(program, each)) == unroll_located(program, _env(program, each))
 
 
 @given(repeated_programs())

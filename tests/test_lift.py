@@ -10,6 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from memir.analysis.frames import frames_of, frames_through
 from memir.analysis.liveness import timeline
 from memir.analysis.peak import peak
 from memir.api import program_of
@@ -23,9 +24,9 @@ from memir.passes.activation_checkpoint import ActivationCheckpoint
 from memir.passes.freeze import Freeze
 from memir.recipe import Recipe
 from memir.rewrite.cut import frozen_prefix
-from memir.rewrite.depths import CUT, at_end, depth_symbol, lifted, over_cuts, stride
+from memir.rewrite.depths import CUT, at_end, depth_symbol, depths_and_cuts, lifted, over_cuts, stride
 from memir.rewrite.flow import Flow
-from memir.rewrite.lift import Env, LiftError
+from memir.rewrite.lift import Env, LiftError, lift
 from memir.rewrite.prune import without_gradients
 
 EXAMPLE = str(Path(__file__).resolve().parents[1] / "examples" / "gpt.py")
@@ -115,6 +116,17 @@ def test_the_peak_over_cuts_is_the_flat_peak_at_every_cut(name: str) -> None:
     for cut in cuts:
         flat, _ = cut_at(whole, {CUT: cut})
         assert formula.evaluate({**at, CUT: cut})[0] == timeline(flat).evaluate(at).peak
+
+
+@pytest.mark.parametrize("name", ["deep", "traced"])
+def test_the_samples_are_the_frames_of_the_lifted_program(name: str) -> None:
+    whole = deep() if name == "deep" else traced()
+    found = lift(whole, cut_at, depths_and_cuts(whole, 0))
+    _, through = frames_through(found.program, found.samples, found.axes)
+    _, line = frames_of(found.program)
+    at = AT if name == "deep" else {"B": 2, "S": 16}
+    for depth, cut in ((9, 3), (14, 9)):
+        assert through.evaluate({**at, "L": depth, CUT: cut}) == line.evaluate({**at, "L": depth, CUT: cut})
 
 
 def _holds(program: Program, depth: int, cut: int) -> bool:

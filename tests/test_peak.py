@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from memir.analysis.domain import Range, check, domain_text, ranges
 from memir.analysis.dominance import Comparer, attained, prune, segments, values
 from memir.analysis.liveness import basis_of, timeline
-from memir.analysis.peak import Envelope, Peak, coefficients, peak
+from memir.analysis.peak import Envelope, Front, Peak, coefficients, peak
 from memir.analysis.regions import along, maximum, range_text, regions
 from memir.errors import UsageError
 from memir.ir.core import Kind, Op, Phase, Program, Storage, Value
@@ -180,6 +180,9 @@ def test_the_envelope_is_the_maximum_over_all_points(data: st.DataObject) -> Non
     numbers = line.evaluate(env)
     found = peak(program, line=line)
     assert found.evaluate(env)[0] == numbers.peak
+    nbytes, piece = Front(program, line).evaluate(env)
+    assert nbytes == numbers.peak == piece.size.evaluate(env)
+    assert piece.place.index == (-1 if numbers.start == nbytes else numbers.running.index(nbytes))
     assert found.evaluate(env)[0] >= found.resident.evaluate(env) == numbers.start
     for name, envelope in found.phases:
         mine = [n for n, (phase, _) in zip(numbers.running, program.ops(), strict=True) if phase.name == name]
