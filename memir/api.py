@@ -155,6 +155,7 @@ def wide_step(
     inputs: str | None = None,
     trust_remote_code: bool = False,
     parallel: str = "",
+    freeze: int = 0,
     symbols: Collection[str] | None = None,
     seed: int = 0,
     progress: Progress = lambda _: None,
@@ -162,13 +163,15 @@ def wide_step(
     """The step over the widths of its model too (`memir formula`): traced at several, generalized, verified at random ones.
 
     Arguments are those of `program_of`; B and S are where it is traced, at least 2 each; `symbols` are the widths that do not
-    become numbers (None: all), `seed` chooses the widths of the verification. The errors are those of `trace`, and
+    become numbers (None: all), `freeze` are leading layers that are not trained, `seed` chooses the widths of the
+    verification. The errors are those of `trace`, and
     InconclusiveError where the fresh trace is another program.
     """
     recipe = recipe or Recipe()
     _check_positive(batch, seq)
     texts = {name: str(value) for name, value in (sets or {}).items()}
     progress("importing PyTorch")
+    from memir.derivation.cuts import at_cut
     from memir.derivation.step import WideStep
     from memir.frontend.load import load_target
     from memir.frontend.quiet import quiet
@@ -188,28 +191,28 @@ def wide_step(
         if seq is None:  # well within a table of positions: its last length runs other operators
             seq = min(DEFAULT_SEQ, (loaded.max_seq or 2 * DEFAULT_SEQ) // 2)
         wide = trace_wide(load_at, loaded, recipe, max(2, batch or 2), max(2, seq), seed, progress, symbols)
-    program = wide.program
-    if passes.passes:
-        progress(f"applying {passes.spec()}")
-        program = _at_widths(passes, program)
-    return WideStep(
-        program=program,
+    step = WideStep(
+        program=wide.program,
         symbols=wide.widths.symbols,
         fields=(*wide.widths.fields, *((name, "L") for name in _depth_fields(loaded))),
         env=wide.env,
         name=loaded.target,
         source=loaded.source,
         num_parameters=wide.num_parameters,
-        recipe=(
-            *((field.name, getattr(recipe, field.name)) for field in fields(recipe)),
-            *((("parallel", passes.spec()),) if passes.passes else ()),
-        ),
+        recipe=tuple((field.name, getattr(recipe, field.name)) for field in fields(recipe)),
         versions=versions(),
         numbers=wide.numbers,
         assumptions=wide.assumptions,
         traced_at=wide.traced_at,
         verified_at=wide.verified_at,
     )
+    if freeze:
+        progress(f"freezing {freeze} layers")
+        step = at_cut(step, freeze)
+    if passes.passes:
+        progress(f"applying {passes.spec()}")
+        step = replace(step, program=_at_widths(passes, step.program), recipe=(*step.recipe, ("parallel", passes.spec())))
+    return step
 
 
 def _at_widths(passes: Pipeline, program: Program) -> Program:

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 
 from memir.errors import InconclusiveError, UsageError
 from memir.ir.core import Program
+from memir.ir.domain import Condition
 from memir.ir.size import Size
 from memir.ir.unroll import bind, unroll
 from memir.options import spec
@@ -32,12 +33,17 @@ def run_on(
     verify: bool = True,
     beyond: type[InconclusiveError] = LiftError,
 ) -> tuple[Program, InconclusiveError | None]:
-    """The program after the passes; where the error `beyond` ends them over a number of layers that is a symbol, with all
-    layers of the `depth` one by one, and that error."""
+    """The program after the passes; where the error `beyond` ends them over a number of layers that is a symbol, or what they
+    make is for more layers than there are, with all layers of the `depth` one by one, and that error."""
+    known = {name: value for name, value in depth.items() if name in program.dims}
     try:
-        return passes.run(program, verify=verify), None
-    except beyond as error:
-        known = {name: value for name, value in depth.items() if name in program.dims}
+        new = passes.run(program, verify=verify)
+        for text in new.domain:
+            condition = Condition.read(text)
+            if condition is not None and condition.holds(known) is False:
+                raise LiftError(f"the rewritten layers repeat where {text}")
+        return new, None
+    except (beyond, LiftError) as error:
         if not known:
             raise
         return passes.run(unroll(bind(program, known)), verify=verify), error

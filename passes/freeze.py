@@ -14,7 +14,7 @@ from memir.errors import UsageError
 from memir.ir.core import Program
 from memir.ir.unroll import has_repeats, unroll
 from memir.rewrite.cut import frozen_prefix, matching
-from memir.rewrite.depths import CUT, FIRST_CUT, at_start, over_cuts, stride
+from memir.rewrite.depths import FIRST_CUT, at_start, cut_symbol, over_cuts, stride
 from memir.rewrite.flow import Flow
 from memir.rewrite.prune import without_gradients
 
@@ -48,7 +48,8 @@ class Freeze:
             return self._flat(flat, self.cut)[0]
         if self.pattern or self.cut < FIRST_CUT * stride(program):
             return at_start(program, lambda one, env: self._flat(one, self.cut), self.cut)
-        return over_cuts(program, lambda one, env: self._flat(one, env[CUT]), cut=self.cut)
+        symbol = cut_symbol(program)
+        return over_cuts(program, lambda one, env: self._flat(one, env[symbol]), cut=self.cut, symbol=symbol)
 
     def _flat(self, program: Program, cut: int) -> tuple[Program, list[int]]:
         flow = Flow(program)

@@ -27,7 +27,7 @@ ALLOWED = {
     "passes": DATA | {"analysis", "parallel", "rewrite", "updates"},
     "cuts": DATA | {"analysis", "garbage", "rewrite"},
     "formulas": DATA | {"analysis"},
-    "derivation": DATA | {"analysis"},
+    "derivation": DATA | {"analysis", "cuts", "rewrite"},
     "report": DATA | {"analysis", "formulas", "cuda"},
     "backends": DATA | {"analysis", "allocator", "cuda", "formulas", "report"},
     "frontend": DATA | {"cuda", "updates", "garbage", "options", "registry"},

@@ -61,7 +61,7 @@ def side_by_side(name: str, steps: dict[str, Shown]) -> list[str]:
     for model, quantity in quantities.items():
         column = {}
         for product in products(quantity.parts[-1].size, steps[model].env):
-            column[product.monomial] = size_text(Product(product.depth, ()).size, steps[model].env, plain_style())
+            column[product.monomial] = size_text(Product(product.layers, ()).size, steps[model].env, plain_style())
         columns[model] = column
     rows = list(dict.fromkeys(monomial for column in columns.values() for monomial in column))
     title = next(iter(quantities.values())).title

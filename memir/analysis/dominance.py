@@ -28,6 +28,7 @@ Box = tuple[tuple[str, Range], ...]
 Poly = dict[tuple[tuple[str, int], ...], Fraction]  # monomial over symbols and slack variables -> coefficient
 MAX_BOXES = 400  # boxes that `attained` looks at before it keeps what it could not decide
 MAX_CERTAIN = 24  # polynomials whose blends are tried against those that boxes could not decide
+MAX_VALUES = 128  # of a symbol whose values are looked at one by one
 MAX_BOUNDED_SLACKS = 2  # beyond it slack ranges are taken as endless, so that the tensor basis stays small
 FAR = 2**40  # no batch and no sequence is longer
 
@@ -312,12 +313,34 @@ def attained(
     undecided = sorted(open_ - witnesses.keys())
     if undecided:
         certain = sorted(witnesses)[:MAX_CERTAIN]
-        projected = dict(
-            zip([*certain, *undecided], comparer.project([vectors[i] for i in (*certain, *undecided)], box), strict=True)
-        )
-        pairs = [(projected[i], projected[j]) for i, j in itertools.combinations(certain, 2)]
-        undecided = [i for i in undecided if not any(_is_below_blend(projected[i], a, b) for a, b in pairs)]
+        undecided = _not_blended(vectors, comparer, box, certain, undecided)
     return {i: witnesses.get(i) for i in everything if i in witnesses or i in undecided}
+
+
+def _not_blended(
+    vectors: Sequence[Vector], comparer: Comparer, box: Box, certain: Sequence[int], undecided: Sequence[int]
+) -> list[int]:
+    """Those of the undecided that on some part of the box are below no blend of two certain ones.
+
+    The parts: every value of a symbol of few values (a cut), since which blend is above changes with it.
+    """
+    left: set[int] = set()
+    for part in _values_apart(box):
+        asked = [i for i in undecided if i not in left]
+        numbers = [*certain, *asked]
+        projected = dict(zip(numbers, comparer.project([vectors[i] for i in numbers], part), strict=True))
+        pairs = [(projected[i], projected[j]) for i, j in itertools.combinations(certain, 2)]
+        left |= {i for i in asked if not any(_is_below_blend(projected[i], a, b) for a, b in pairs)}
+    return [i for i in undecided if i in left]
+
+
+def _values_apart(box: Box) -> list[Box]:
+    """The box, or one for each value of its first symbol that has few."""
+    for axis, (name, allowed) in enumerate(box):
+        if allowed.high is not None and 1 < allowed.high - allowed.low < MAX_VALUES:
+            values = (Range(value, value) for value in range(allowed.low, allowed.high + 1))
+            return [(*box[:axis], (name, value), *box[axis + 1 :]) for value in values]
+    return [box]
 
 
 def _is_below_blend(p: Vector, a: Vector, b: Vector) -> bool:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from memir.cli.options import Request
@@ -14,18 +15,36 @@ if TYPE_CHECKING:
 
 
 def checked(
-    request: Request, shown: Shown, quantities: Sequence[Quantity], point: dict[str, int], stage: Callable[[str], None]
+    request: Request,
+    cut: int | str,
+    over: Sequence[Shown],
+    quantities: Sequence[Quantity],
+    point: dict[str, int],
+    stage: Callable[[str], None],
 ) -> tuple[str, int]:
-    """A line for each quantity, and the exit code: 1 where one differs."""
+    """A line for each quantity, and the exit code: 1 where one differs. `cut`: frozen layers, or their symbol."""
     from memir.analysis.domain import check
+    from memir.derivation.bounds import DEPTH, without_cut
+    from memir.derivation.step import POINT
 
+    shown = over[0]
     for name in point:
         if name not in shown.env:
             raise UsageError(f"--check: {name} is no symbol of the formula", hint=f"it has: {', '.join(shown.env)}")
     env = {**shown.env, **point}
-    check(env, shown.program)
+    if isinstance(cut, str):
+        depth = (env | shown.hidden)[DEPTH]
+        env[cut] = point.get(cut, depth // 2)
+        quantities = [q for q in quantities if q.cuts is not None and q.cuts.holds(env[cut], depth)]
+        if not quantities:
+            raise UsageError(f"--check: no formula is for {cut}={env[cut]} of {depth} layers")
+        shown = quantities[0].shown
+    header = shown.header
+    if isinstance(cut, str):  # its range holds, and 0 is no value of a symbol
+        header = replace(header, dims=tuple(d for d in header.dims if d != cut), domain=tuple(without_cut(header.domain)))
+    check(env | shown.hidden, header)
     fields = {symbol: field for field, symbol in shown.step.fields}
-    changed = {name: value for name, value in env.items() if name not in ("B", "S") and value != shown.env[name]}
+    changed = {name: value for name, value in env.items() if name not in POINT and value != shown.env[name]}
     sets = {}
     for name, value in changed.items():
         if not fields.get(name):
@@ -34,6 +53,10 @@ def checked(
     if changed:  # what is a number in the formula stays that number, where a configuration would follow the widths
         sets |= {fields[name]: value for name, value in shown.fixed.items() if fields.get(name)}
     stage("analyzing the model at " + ", ".join(f"{name}={value}" for name, value in env.items()))
+    frozen = env[cut] if isinstance(cut, str) else cut
+    if frozen:
+        passes = ",".join(filter(None, (f"freeze{{cut={frozen}}}", request.parallel)))
+        request = replace(request, parallel=passes)
     values = concrete_values(request, env["B"], env["S"], sets, [q.name for q in quantities], stage)
     lines = [f"{shown.step.name} at {', '.join(f'{name}={value}' for name, value in env.items())}", ""]
     lines.append(f"  {'':14}{'formula':>20}{'analysis':>20}{'difference':>14}")

@@ -90,7 +90,7 @@ def plan(program: Program, env: Env, machine: Machine | None = None, *, embeddin
     prefix = Prefix(Flow(flat_sample(program) if folded else program))
     layers = prefix.layers
     depth = env[depth_symbol(program)] if folded else layers.depth
-    last = depth if _leaves_something(prefix, embeddings, head) else depth - 1
+    last = depth if leaves_something(prefix, embeddings, head) else depth - 1
     base = Base(program, layers.path, depth, machine)
     cuts: dict[int, Cut] = {}
     ranges = []
@@ -115,7 +115,7 @@ def _few(program: Program) -> dict[str, int]:
     return {depth: next(n for n in range(4, 4096) if all(c.holds({depth: n}) for c in conditions))}
 
 
-def _leaves_something(prefix: Prefix, embeddings: bool, head: bool) -> bool:
+def leaves_something(prefix: Prefix, embeddings: bool, head: bool) -> bool:
     """Whether a parameter is left to train when all layers are frozen."""
     try:
         prefix.frozen(prefix.layers.depth, embeddings=embeddings, head=head)

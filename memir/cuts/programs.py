@@ -22,10 +22,10 @@ Env = Mapping[str, int]
 
 
 def programs(
-    program: Program, env: Env, cuts: range, *, depth: int, embeddings: bool, head: bool
+    program: Program, env: Env, cuts: range, *, depth: int, embeddings: bool, head: bool, symbol: str = CUT
 ) -> Iterator[tuple[Sequence[int], Lifted]]:
-    """(cuts, the program for them) of the step with `depth` layers."""
-    freezing = _Freezing(program, env, depth, embeddings, head)
+    """(cuts, the program for them) of the step with `depth` layers; in that of several cuts `symbol` is the cut."""
+    freezing = _Freezing(program, env, depth, embeddings, head, symbol)
     done = set()
     if 0 in cuts:
         yield (0,), freezing.uncut() if head else Lifted(program)
@@ -43,9 +43,9 @@ def programs(
 class _Freezing:
     """One step's cuts. What they share is made once: the program at each number of layers, and its data flow."""
 
-    def __init__(self, program: Program, env: Env, depth: int, embeddings: bool, head: bool) -> None:
+    def __init__(self, program: Program, env: Env, depth: int, embeddings: bool, head: bool, symbol: str) -> None:
         self.program, self.env, self.depth = program, env, depth
-        self.embeddings, self.head = embeddings, head
+        self.embeddings, self.head, self.symbol = embeddings, head, symbol
         self.folded = has_repeats(program)
         self.group = stride(program) if self.folded else 1
         self.shared = Shared(program)
@@ -60,15 +60,17 @@ class _Freezing:
         if not (self.folded and cuts):
             return (), None
         try:
-            general = lift(self.program, self._rewrite(0), depths_and_cuts(self.program, place), self.shared)
+            general = lift(self.program, self._rewrite(0), depths_and_cuts(self.program, place, self.symbol), self.shared)
         except InconclusiveError:
             return (), None  # each cut is rewritten by itself
-        return [k for k in cuts if self._holds(general.program, {**self.env, CUT: k})], general
+        return [k for k in cuts if self._holds(general.program, {**self.env, self.symbol: k})], general
 
     def at(self, cut: int) -> Lifted:
         """The step at one cut."""
         left = self.depth - cut
-        return self._at(cut, lambda: from_start(self.program, cut) if cut <= left else from_end(self.program, left))
+        if cut <= left:
+            return self._at(cut, lambda: from_start(self.program, cut))
+        return self._at(cut, lambda: from_end(self.program, left, self.symbol))
 
     def _at(self, cut: int, span: Callable[[], Span]) -> Lifted:
         """The lifted program where there are Repeats and it holds for the step; else the flat one with all layers."""
@@ -87,7 +89,7 @@ class _Freezing:
             prefix = self._prefixes.get(id(flat))
             if prefix is None:
                 prefix = self._prefixes[id(flat)] = Prefix(Flow(flat))
-            frozen, no_grad = prefix.frozen(symbols.get(CUT, cut), embeddings=self.embeddings, head=self.head)
+            frozen, no_grad = prefix.frozen(symbols.get(self.symbol, cut), embeddings=self.embeddings, head=self.head)
             return without_gradients(prefix.flow, frozen, no_grad)
 
         return rewrite

@@ -12,6 +12,7 @@ from memir.analysis.frames import Frames, frames_of
 from memir.analysis.liveness import LiveRange, Timeline
 from memir.analysis.peak import START, Envelope, Place, peak
 from memir.analysis.regions import regions
+from memir.derivation.bounds import CUT, Cuts, by_layers
 from memir.derivation.step import Shown
 from memir.derivation.terms import Inventory, Row, Term, rows_of_point, terms_of
 from memir.errors import InconclusiveError, UsageError
@@ -43,6 +44,7 @@ class Part:
     place: Place | None  # None for what is a sum, not a point
     when: str  # over B and S, for sympy; "True" where it is the only one
     words: str  # for people; may be empty
+    example: str  # a point where it is the quantity, "B=2, S=2048"; empty where none is known
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,7 +57,9 @@ class Quantity:
     every: tuple[Size, ...]
     value: int  # at the target's point
     domain: tuple[str, ...]
+    shown: Shown  # the step that it is of
     note: str = ""
+    cuts: Cuts | None = None  # where the cut is a symbol: those for which it holds
 
 
 class Derivation:
@@ -86,25 +90,27 @@ class Derivation:
             program = _only(self.program, self._of_logits)
             frames, line = frames_of(program)
         wanted = name.partition(":")[2]
-        envelope = self._at_widths(program, line, wanted)
+        envelope = self._at_widths(line, wanted)
         inventory = Inventory(frames)
         parts = []
         for region in regions(envelope):
             place = region.piece.place
             size = line.size(line.start if place.index == START else line.running[place.index])
             rows = rows_of_point(inventory, place.index, size)
-            parts.append(self._part(rows, place, region.when, region.words))
+            witness = region.piece.witness
+            example = "" if witness is None else ", ".join(f"{name}={value}" for name, value in witness)
+            parts.append(self._part(rows, place, region.when, region.words, example))
         every: Sequence[Size] = [part.size for part in parts]
         if self.everywhere and self.shown.widths and not self.elements:
-            every = _undominated(program, line, wanted)
+            every = _undominated(self.shown.header, line, wanted)
         title = TITLES.get(name, f"the most that is alive at any operator of the {wanted}")
         return self._quantity(name, title, parts, every)
 
-    def _at_widths(self, program: Program, line: Timeline, phase: str) -> Envelope:
-        widths = self.shown.widths
+    def _at_widths(self, line: Timeline, phase: str) -> Envelope:
+        program, widths = self.shown.header, self.shown.widths
         point = {name: value for name, value in self.env.items() if name not in widths}
         bound = line.bind(widths) if widths else line
-        return self._envelope(peak(bound_header(program, widths), line=bound, env=point), phase)
+        return self._envelope(peak(bound_header(program, widths), line=bound, env=point, by_phase=bool(phase)), phase)
 
     def _envelope(self, found: object, phase: str) -> Envelope:
         if not phase:
@@ -139,13 +145,13 @@ class Derivation:
         else:
             kinds = STATES if name == "states" else (Kind.GRADIENT,)
             rows = inventory.after(self._last("backward"), lambda live: live.storage.kind in kinds)
-        part = self._part(rows, None, "True", "")
+        part = self._part(rows)
         return self._quantity(name, TITLES[name], [part], [part.size], note)
 
     def _last(self, phase: str) -> int:
         """The last step of the first phase of that name."""
         position, found = 0, -1
-        for part in self.program.phases:
+        for part in self._frames[0].program.phases:  # in which Repeats whose count is a number are written out
             length = sum(1 if isinstance(op, Op) else 2 * len(op.body) for op in part.ops if isinstance(op, Op | Repeat))
             position += length
             if part.name.endswith(phase) and found < 0:
@@ -154,22 +160,26 @@ class Derivation:
             raise UsageError(f"--of: the step has no {phase}", hint="it needs  --mode train")
         return found
 
-    def _part(self, rows: Sequence[Row], place: Place | None, when: str, words: str) -> Part:
+    def _part(
+        self, rows: Sequence[Row], place: Place | None = None, when: str = "True", words: str = "", example: str = ""
+    ) -> Part:
         if self.elements:
             rows = [replace(row, size=row.elements) for row in rows]
         hidden = self.shown.hidden
         if hidden:
             rows = [replace(row, size=row.size.substitute(hidden), count=row.count.substitute(hidden)) for row in rows]
         size = sum((row.size for row in rows), start=ZERO)
-        return Part(size, terms_of(rows, lambda term: term.evaluate(self.env)), place, when, words)
+        shown = [replace(row, size=by_layers(row.size)) for row in rows] if CUT in size.symbols() else rows
+        point = self.shown.point
+        return Part(size, terms_of(shown, lambda term: term.evaluate(point)), place, when, words, example)
 
     def _quantity(self, name: str, title: str, parts: Sequence[Part], every: Sequence[Size], note: str = "") -> Quantity:
         value = max(part.size.evaluate(self.env) for part in parts)
         hidden = self.shown.hidden
-        conditions = bind_domain(self.program.domain, hidden, tuple(self.shown.env))
+        conditions = bind_domain(self.shown.header.domain, hidden, tuple(self.shown.env))
         domain = domain_text(tuple(self.shown.env), conditions)
         whole = tuple(dict.fromkeys(size.substitute(hidden) for size in every))
-        return Quantity(name, title, tuple(parts), whole, value, domain, note)
+        return Quantity(name, title, tuple(parts), whole, value, domain, self.shown, note)
 
 
 def _undominated(program: Program, line: Timeline, phase: str) -> list[Size]:

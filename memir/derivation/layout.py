@@ -5,40 +5,48 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
+from memir.derivation.bounds import CUT, DEPTH, TRAINED, by_layers
 from memir.derivation.step import ORDER
 from memir.ir.size import Atom, Gen, Monomial, Size
 
-DEPTH = "L"
-_RANK = {name: place for place, name in enumerate(ORDER)}
+_RANK = {name: place for place, name in enumerate((*ORDER[:3], TRAINED, *ORDER[3:]))}
+LAYERS = (DEPTH, TRAINED, CUT)  # what counts layers
 
 
 @dataclass(frozen=True, slots=True)
 class Product:
-    """One summand: a polynomial in the depth, by falling powers, times a monomial without it."""
+    """One summand: a polynomial in the depth and the cut, by falling powers, times a monomial without them."""
 
-    depth: tuple[tuple[int, int], ...]  # (power of L, coefficient)
+    layers: tuple[tuple[Monomial, int], ...]  # monomial of L and L - c, coefficient
     monomial: Monomial
 
     @property
     def size(self) -> Size:
         """The summand."""
-        total = Size()
-        for power, coefficient in self.depth:
-            total = total + Size(((self.monomial, coefficient),)) * Size.of(DEPTH) ** power
-        return total
+        return Size(self.layers) * Size(((self.monomial, 1),))
 
 
 def products(size: Size, env: Mapping[str, int]) -> tuple[Product, ...]:
     """The summands of a size, the largest at `env` first."""
-    found: dict[Monomial, dict[int, int]] = {}
+    found: dict[Monomial, dict[Monomial, int]] = {}
+    size = by_layers(size)
+    if TRAINED in size.symbols():
+        env = {**env, TRAINED: env[DEPTH] - env[CUT]}
     for monomial, coefficient in size.terms:
-        power = dict(monomial).get(DEPTH, 0)
-        rest = tuple(factor for factor in monomial if factor[0] != DEPTH)
-        if power < 0 or DEPTH in {s for atom, _ in rest if isinstance(atom, Gen) for s in atom.a.symbols() | atom.b.symbols()}:
-            power, rest = 0, monomial
-        found.setdefault(rest, {})[power] = coefficient
-    made = [Product(tuple(sorted(depth.items(), reverse=True)), monomial) for monomial, depth in found.items()]
+        layers = tuple(factor for factor in monomial if factor[0] in LAYERS)
+        rest = tuple(factor for factor in monomial if factor[0] not in LAYERS)
+        inside = {s for atom, _ in rest if isinstance(atom, Gen) for s in atom.a.symbols() | atom.b.symbols()}
+        if any(power < 0 for _, power in layers) or inside & set(LAYERS):
+            layers, rest = (), monomial
+        found.setdefault(rest, {})[layers] = coefficient
+    made = [Product(tuple(sorted(layers.items(), key=_falling)), monomial) for monomial, layers in found.items()]
     return tuple(sorted(made, key=lambda p: (-abs(p.size.fraction(env)), p.size.text())))
+
+
+def _falling(term: tuple[Monomial, int]) -> tuple[int, list[tuple[int, int]]]:
+    """The key of a polynomial's order: L**2, L*c, L, c, 1."""
+    monomial = term[0]
+    return -sum(power for _, power in monomial), [(_RANK[str(atom)], -power) for atom, power in monomial]
 
 
 def ordered(monomial: Monomial) -> list[tuple[Atom, int]]:
@@ -63,25 +71,25 @@ def product_text(product: Product, style: Style) -> tuple[str, str]:
     """The sign, `+` or `-`, and the summand without it."""
     top = [style.power(_atom(a, style), e) for a, e in ordered(product.monomial) if e > 0]
     bottom = [style.power(_atom(a, style), -e) for a, e in ordered(product.monomial) if e < 0]
-    sign = "+"
-    if len(product.depth) == 1:
-        ((power, coefficient),) = product.depth
-        sign = "-" if coefficient < 0 else "+"
-        head = [style.power(style.symbol(DEPTH), power)] if power else []
-        number = [] if abs(coefficient) == 1 and (head or top) else [str(abs(coefficient))]
-        factors = [*number, *head, *top]
+    sign = "-" if product.layers[0][1] < 0 else "+"
+    terms = [(monomial, -c if sign == "-" else c) for monomial, c in product.layers]
+    if len(terms) == 1:
+        ((layers, coefficient),) = terms
+        head = _powers(layers, style)
+        factors = [*([] if coefficient == 1 and (head or top) else [str(coefficient)]), *head, *top]
     else:
-        negative = product.depth[0][1] < 0
-        sign = "-" if negative else "+"
         inner = ""
-        for power, coefficient in product.depth:
-            value = -coefficient if negative else coefficient
-            depth = style.power(style.symbol(DEPTH), power) if power else ""
-            text = style.times.join(filter(None, ("" if abs(value) == 1 and depth else str(abs(value)), depth)))
-            inner += f" {'-' if value < 0 else '+'} {text}" if inner else ("-" if value < 0 else "") + text
+        for layers, coefficient in terms:
+            number = [] if abs(coefficient) == 1 and layers else [str(abs(coefficient))]
+            text = style.times.join([*number, *_powers(layers, style)])
+            inner += f" {'-' if coefficient < 0 else '+'} {text}" if inner else text
         factors = [f"({inner})", *top]
     text = style.times.join(factors)
     return sign, style.over(text, style.times.join(bottom)) if bottom else text
+
+
+def _powers(monomial: Monomial, style: Style) -> list[str]:
+    return [style.power(_atom(atom, style), e) for atom, e in ordered(monomial)]
 
 
 def _atom(atom: Atom, style: Style) -> str:

@@ -5,16 +5,18 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 
+from memir.derivation.bounds import CUT, DEPTH, TRAINED, Cuts
 from memir.errors import UsageError
 from memir.ir.core import Op, Program, Repeat
 from memir.ir.size import Size
 from memir.ir.substitute import substituted
 
-ORDER = ("B", "S", "L", "h", "f", "V", "a", "k", "d", "P", "m", "E", "K", "r", "t")
+ORDER = ("B", "S", "L", CUT, "h", "f", "V", "a", "k", "d", "P", "m", "E", "K", "r", "t")
 MEANINGS = {
     "B": "sequences in a batch",
     "S": "tokens in a sequence",
     "L": "decoder layers",
+    CUT: "frozen leading layers",
     "h": "hidden size",
     "f": "feed-forward width",
     "V": "vocabulary",
@@ -28,6 +30,7 @@ MEANINGS = {
     "r": "LoRA rank",
     "t": "tensor-parallel degree",
 }
+POINT = ("B", "S", CUT)  # what a peak's pieces are over: the other symbols have the target's values there
 GROUP = "g"  # a/k: among the program's symbols before it is shown
 
 
@@ -48,6 +51,7 @@ class WideStep:
     assumptions: tuple[str, ...]
     traced_at: tuple[dict[str, int], ...]
     verified_at: tuple[dict[str, int], ...]
+    cuts: Cuts | None = None  # those that the program is for, where the cut is a symbol
 
     def widths(self) -> dict[str, int]:
         """The target's value of each width's symbol."""
@@ -70,14 +74,25 @@ class Shown:
     ties: tuple[tuple[str, str], ...]  # what was written for a symbol that is not shown: ("d", "h/a")
 
     @property
+    def header(self) -> Program:
+        """The program with the conditions of its cuts: what its ranges and its domain are read from."""
+        return self.program if self.step.cuts is None else self.step.cuts.within(self.program)
+
+    @property
     def hidden(self) -> dict[str, int]:
         """The depth where it is not shown: it stays a symbol of the program, whose layers repeat."""
         return {name: value for name, value in self.fixed.items() if name in self.program.dims}
 
     @property
+    def point(self) -> dict[str, int]:
+        """The target's value of everything that a term may have as a symbol."""
+        env = self.env | self.hidden
+        return {**env, TRAINED: env[DEPTH] - env[CUT]} if CUT in env and DEPTH in env else env
+
+    @property
     def widths(self) -> dict[str, int]:
-        """The values of all symbols of the program but B and S."""
-        return {name: value for name, value in (self.env | self.hidden).items() if name not in ("B", "S")}
+        """The values of all symbols of the program but those of POINT."""
+        return {name: value for name, value in (self.env | self.hidden).items() if name not in POINT}
 
 
 def shown(step: WideStep, wanted: Sequence[str] | None = None) -> Shown:
@@ -87,6 +102,8 @@ def shown(step: WideStep, wanted: Sequence[str] | None = None) -> Shown:
     UsageError: a symbol that the step does not have, or a size that would not be whole.
     """
     available = step.available()
+    if wanted is not None and step.cuts is not None:
+        wanted = (*wanted, CUT)
     for symbol in wanted or ():
         if symbol not in available:
             reason = next((text for text in step.numbers if text.startswith(f"{symbol} = ")), "")
@@ -115,11 +132,15 @@ def shown(step: WideStep, wanted: Sequence[str] | None = None) -> Shown:
     program = substituted(step.program, replaced, dims)
     program = replace(program, domain=tuple(dict.fromkeys((*program.domain, *extra))))
     used = {symbol for storage in program.storages for symbol in storage.nbytes.symbols()} | {"B", "S"}
-    used |= {symbol for size in _workspaces(program) for symbol in size.symbols()} | ({"L"} & set(dims))
+    used |= {symbol for size in _workspaces(program) for symbol in size.symbols()} | ({"L", CUT} & set(dims))
     keep = [s for s in dims if (s in wanted if wanted is not None else s in used)]
     fixed = {s: values[s] for s in dims if s not in keep}
     bound = {s: value for s, value in fixed.items() if s != "L"}
-    program = substituted(program, bound, [s for s in dims if s not in bound])
+    try:
+        program = substituted(program, bound, [s for s in dims if s not in bound])
+    except UsageError as error:
+        divisors = [s for s in ("a", "k") if s in bound]
+        raise UsageError(f"--symbols: {error.message}", hint=f"keep {' and '.join(divisors)} too, or leave out h") from None
     return Shown(step, program, {s: values[s] for s in keep}, fixed, tuple(ties))
 
 

@@ -4,38 +4,55 @@ from __future__ import annotations
 
 import re
 from collections.abc import Sequence
+from typing import TYPE_CHECKING
 
+from memir.derivation.bounds import CUT, Cuts
 from memir.derivation.derive import Quantity
 from memir.derivation.layout import conditions
 from memir.derivation.step import MEANINGS, ORDER, Shown
-from memir.derivation.write_text import heading
+from memir.derivation.write_text import common_domain, heading
 from memir.ir.size import Gen, Monomial, Size
+
+if TYPE_CHECKING:
+    from sympy.logic.boolalg import Boolean
 
 
 def to_python(shown: Shown, quantities: Sequence[Quantity], unit: str) -> str:
     """A module of functions, one a quantity, that need nothing: whole numbers in, whole numbers out."""
     lines = [f'"""{heading(shown)}', "", f"Written by memir formula; {unit}, exact for whole numbers where"]
-    lines += [f"    {text}" for text in conditions(quantities[0].domain)]
+    lines += [f"    {text}" for text in conditions(common_domain(quantities))]
     lines += [f"{symbol} is {text}." for symbol, text in shown.ties]
     lines += ['"""', ""]
     arguments = ", ".join(shown.env)
-    for quantity in quantities:
-        name = _identifier(quantity.name)
-        lines += ["", f"def {name}({arguments}):", f'    """{_sentence(quantity.title)}.', ""]
+    for name, group in _by_name(quantities):
+        lines += ["", f"def {_identifier(name)}({arguments}):", f'    """{_sentence(group[0].title)}.', ""]
         lines += [f"    {symbol}: {MEANINGS.get(symbol, 'a symbol')}" for symbol in shown.env]
         lines += ['    """']
-        texts = [python_text(size) for size in quantity.every]
-        if len(texts) == 1:
-            lines.append(f"    return {texts[0]}")
-        else:
-            lines += ["    return max(", *(f"        {text}," for text in texts), "    )"]
+        for quantity in group:
+            lines += [f"    if {quantity.cuts.code()}:"] if quantity.cuts is not None else []
+            lines += _returned(quantity, "    " if quantity.cuts is None else "        ")
+        lines += [f'    raise ValueError("the formula is not for {CUT} =", {CUT})'] if group[0].cuts is not None else []
         lines.append("")
     lines += ["", 'if __name__ == "__main__":']
     values = ", ".join(f"{name}={value}" for name, value in shown.env.items())
-    for quantity in quantities:
-        name = _identifier(quantity.name)
+    for name in map(_identifier, dict(_by_name(quantities))):
         lines.append(f"    print({name!r}, {name}({values}))")
     return "\n".join(lines) + "\n"
+
+
+def _by_name(quantities: Sequence[Quantity]) -> list[tuple[str, list[Quantity]]]:
+    """Each quantity with its ranges of the cut, or alone."""
+    found: dict[str, list[Quantity]] = {}
+    for quantity in quantities:
+        found.setdefault(quantity.name, []).append(quantity)
+    return list(found.items())
+
+
+def _returned(quantity: Quantity, indent: str) -> list[str]:
+    texts = [python_text(size) for size in quantity.every]
+    if len(texts) == 1:
+        return [f"{indent}return {texts[0]}"]
+    return [f"{indent}return max(", *(f"{indent}    {text}," for text in texts), f"{indent})"]
 
 
 def _identifier(name: str) -> str:
@@ -79,14 +96,32 @@ def _gen(gen: Gen) -> str:
 
 
 def to_sympy_text(quantities: Sequence[Quantity]) -> str:
-    """One line a quantity: its name, `=`, and sympy's srepr of it, which `sympy.sympify` and `eval` read."""
+    """One line a quantity: its name, `=`, and sympy's srepr of it, which `eval` reads; `sympy.lambdify` makes it quick."""
     import sympy
 
     from memir.ir.symbolic import to_sympy
 
+    def whole(quantity: Quantity) -> str:
+        """Not evaluated: sympy compares the arguments of a Max in pairs, which takes minutes."""
+        sizes = [sympy.srepr(to_sympy(size)) for size in quantity.every]
+        return sizes[0] if len(sizes) == 1 else f"Max({', '.join(sizes)}, evaluate=False)"
+
     lines = []
-    for quantity in quantities:
-        sizes = [to_sympy(size) for size in quantity.every]
-        whole = sizes[0] if len(sizes) == 1 else sympy.Max(*sizes, evaluate=False)
-        lines.append(f"{quantity.name} = {sympy.srepr(whole)}")
+    for name, group in _by_name(quantities):
+        pieces = [f"({whole(q)}, {sympy.srepr(_condition(q.cuts))})" for q in group if q.cuts is not None]
+        text = f"Piecewise({', '.join(pieces)}, evaluate=False)" if pieces else whole(group[0])
+        lines.append(f"{name} = {text}")
     return "\n".join(lines) + "\n"
+
+
+def _condition(cuts: Cuts) -> Boolean:
+    """The range of the cut for sympy."""
+    import sympy
+
+    from memir.ir.symbolic import to_sympy
+
+    cut, low, high = (to_sympy(size) for size in (Size.of(CUT), cuts.low, cuts.high))
+    if low == high:
+        return sympy.Eq(cut, low, evaluate=False)
+    grouped = [sympy.Eq(sympy.Mod(cut, cuts.group), cuts.place)] if cuts.group > 1 else []
+    return sympy.And(sympy.Ge(cut, low), sympy.Le(cut, high), *grouped)

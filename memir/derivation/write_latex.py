@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from memir.derivation.bounds import CUT
 from memir.derivation.derive import Part, Quantity
 from memir.derivation.layout import Style, conditions, plain_style, product_text, products, size_text
 from memir.derivation.step import MEANINGS, Shown
-from memir.derivation.write_text import heading, origins, place_text
+from memir.derivation.write_text import common_domain, heading, origins, place_text, title_of, when_text
 from memir.ir.size import Gen, Size
 
 PER_LINE = 4  # summands on a line
@@ -43,8 +44,8 @@ def to_latex(shown: Shown, quantities: Sequence[Quantity], unit: str, standalone
     """Equations, a legend of symbols, assumptions, where it is valid, versions."""
     lines: list[str] = []
     for quantity in quantities:
-        lines += _equations(shown, quantity, unit)
-    lines += _legend(shown, quantities[0])
+        lines += _equations(quantity, unit)
+    lines += _legend(shown, quantities)
     body = "\n".join(lines) + "\n"
     if not standalone:
         return f"% {_comment(heading(shown))}\n% needs \\usepackage{{amsmath}}\n{body}"
@@ -78,10 +79,12 @@ def symbol_of(quantity: Quantity) -> str:
     return rf"M_{{\text{{{escaped(quantity.name.removeprefix('phase:'))}}}}}"
 
 
-def _equations(shown: Shown, quantity: Quantity, unit: str) -> list[str]:
-    name = symbol_of(quantity)
+def _equations(quantity: Quantity, unit: str) -> list[str]:
+    name, shown = symbol_of(quantity), quantity.shown
     several = len(quantity.parts) > 1
-    lines = [f"\\paragraph{{{escaped(quantity.name)}}} {escaped(quantity.title[:1].upper() + quantity.title[1:])}, in {unit}:"]
+    title = escaped(quantity.title[:1].upper() + quantity.title[1:])
+    title += f", where {_math(quantity.cuts.words())}" if quantity.cuts is not None else ""
+    lines = [f"\\paragraph{{{escaped(quantity.name)}}} {title}, in {unit}:"]
     lines += [f"({escaped(quantity.note)})"] if quantity.note else []
     lines.append(r"\begin{align*}")
     if several:
@@ -95,7 +98,7 @@ def _equations(shown: Shown, quantity: Quantity, unit: str) -> list[str]:
         lines.append(r"\begin{itemize}")
         for number, part in enumerate(quantity.parts, 1):
             label = f"$M_{{{number}}}$" if several else f"${name}$"
-            when = f", the largest where {escaped(part.words)}" if several and part.words else ""
+            when = f", the largest {escaped(when_text(part))}" if several else ""
             lines.append(rf"\item {label}: {escaped(place_text(part))}{when}.")
         lines.append(r"\end{itemize}")
     return lines
@@ -103,7 +106,7 @@ def _equations(shown: Shown, quantity: Quantity, unit: str) -> list[str]:
 
 def _aligned(left: str, size: Size, shown: Shown, *, last: bool) -> list[str]:
     style = latex_style()
-    parts = [product_text(product, style) for product in products(size, shown.env)]
+    parts = [product_text(product, style) for product in products(size, shown.point)]
     lines = []
     for start in range(0, len(parts), PER_LINE):
         chunk = parts[start : start + PER_LINE]
@@ -116,16 +119,15 @@ def _aligned(left: str, size: Size, shown: Shown, *, last: bool) -> list[str]:
     return lines
 
 
-def _legend(shown: Shown, quantity: Quantity) -> list[str]:
+def _legend(shown: Shown, quantities: Sequence[Quantity]) -> list[str]:
     lines = ["\\noindent where", r"\begin{itemize}"]
     for name, value in shown.env.items():
         lines.append(rf"\item ${name}$: {escaped(MEANINGS.get(name, ''))} ({value})")
     lines += [rf"\item {_math(f'{symbol} = {text}')}: {escaped(MEANINGS.get(symbol, ''))}" for symbol, text in shown.ties]
     lines.append(r"\end{itemize}")
-    valid = ", ".join(_math(text) for text in conditions(quantity.domain))
+    valid = ", ".join(_math(text) for text in conditions(common_domain(quantities)))
     lines.append(rf"\noindent Valid for {valid}.")
-    several = len(quantity.parts) > 1
-    if several:
+    if any(len(quantity.parts) > 1 for quantity in quantities):
         lines.append("The maximum is over every point that is the largest for some B and S at the widths in parentheses.")
     lines += [rf"{escaped(text[:1].upper() + text[1:])} stays a number." for text in shown.step.numbers]
     lines += [rf"{escaped('Assumed: ' + text)}." for text in shown.step.assumptions]
@@ -134,8 +136,18 @@ def _legend(shown: Shown, quantity: Quantity) -> list[str]:
     return lines
 
 
+_SIGNS = (
+    (" divides ", r" \mid "),
+    (" <= ", r" \le "),
+    (" >= ", r" \ge "),
+    (" == ", " = "),
+    (" % ", r" \bmod "),
+    (" and ", r" \text{ and } "),
+)
+
+
 def _math(text: str) -> str:
-    for sign, word in ((" divides ", r" \mid "), (" <= ", r" \le "), (" >= ", r" \ge "), (" == ", " = "), (" % ", r" \bmod ")):
+    for sign, word in _SIGNS:
         text = text.replace(sign, word)
     return "$" + text.replace("*", r"\,") + "$"
 
@@ -146,20 +158,21 @@ def to_markdown(shown: Shown, quantities: Sequence[Quantity], unit: str) -> str:
     lines = [f"**{heading(shown)}**", ""]
     for quantity in quantities:
         value = f"{quantity.value:,}"
-        lines += [f"`{quantity.name}`: {quantity.title}, in {unit} ({value} at the model's own size)", ""]
+        own = "the model's own size" + ("" if quantity.cuts is None else f", {CUT}={quantity.shown.env[CUT]}")
+        lines += [f"`{quantity.name}`: {title_of(quantity)}, in {unit} ({value} at {own})", ""]
         several = len(quantity.parts) > 1
         if several:
             lines += ["The largest of:", ""]
         for part in quantity.parts:
-            lines += ["```", size_text(part.size, shown.env, style), "```", ""]
+            lines += ["```", size_text(part.size, quantity.shown.point, style), "```", ""]
             where = place_text(part)
-            when = f"; where {part.words}" if several and part.words else ""
+            when = f"; {when_text(part)}" if several else ""
             lines += [f"{where}{when}", ""] if where else []
-            lines += [*_table(part, shown), ""]
+            lines += [*_table(part, quantity.shown), ""]
     lines += ["| symbol | meaning | here |", "|---|---|---:|"]
     lines += [f"| {name} | {MEANINGS.get(name, '')} | {value:,} |" for name, value in shown.env.items()]
     lines += [f"| {symbol} | {MEANINGS.get(symbol, '')} | {text} |" for symbol, text in shown.ties]
-    lines += ["", "Valid for " + ", ".join(f"`{text}`" for text in conditions(quantities[0].domain)) + "."]
+    lines += ["", "Valid for " + ", ".join(f"`{text}`" for text in conditions(common_domain(quantities))) + "."]
     return "\n".join(lines) + "\n"
 
 
@@ -168,5 +181,5 @@ def _table(part: Part, shown: Shown) -> list[str]:
     lines = ["| term | made of |", "|---|---|"]
     for term in part.terms:
         made = "<br>".join(origins(term)[:8]) + (f"<br>{len(origins(term)) - 8} more" if len(origins(term)) > 8 else "")
-        lines.append(f"| `{size_text(term.size, shown.env, style)}` | {made.replace('*', chr(92) + '*')} |")
+        lines.append(f"| `{size_text(term.size, shown.point, style)}` | {made.replace('*', chr(92) + '*')} |")
     return lines

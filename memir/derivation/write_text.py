@@ -6,6 +6,7 @@ import textwrap
 from collections.abc import Sequence
 
 from memir.analysis.words import Unit, shortened
+from memir.derivation.bounds import without_cut
 from memir.derivation.derive import Part, Quantity
 from memir.derivation.layout import conditions, plain_style, size_text
 from memir.derivation.step import MEANINGS, Shown
@@ -24,10 +25,10 @@ def to_text(shown: Shown, quantities: Sequence[Quantity], unit: str) -> str:
     """All quantities, the symbols once."""
     lines = [heading(shown), ""]
     for quantity in quantities:
-        lines += [*_quantity(shown, quantity, unit), ""]
+        lines += [*_quantity(quantity.shown, quantity, unit), ""]
     if any(len(quantity.parts) > 1 for quantity in quantities) and shown.widths:
         lines += textwrap.wrap(MAXIMUM, WIDTH, subsequent_indent="  ")
-    return "\n".join([*lines, *legend(shown, quantities[0].domain)]) + "\n"
+    return "\n".join([*lines, *legend(shown, common_domain(quantities))]) + "\n"
 
 
 def heading(shown: Shown) -> str:
@@ -38,7 +39,28 @@ def heading(shown: Shown) -> str:
         options.append("checkpoint full")
     if recipe.get("lora"):
         options.append(f"lora {recipe['lora']}")
+    options += [str(recipe[name]) for name in ("frozen", "parallel") if name in recipe]
     return f"{shown.step.name} ({shown.step.source})   {', '.join(options)}"
+
+
+def title_of(quantity: Quantity) -> str:
+    """What the quantity is, and for which cuts."""
+    return quantity.title if quantity.cuts is None else f"{quantity.title}, where {quantity.cuts.words()}"
+
+
+def common_domain(quantities: Sequence[Quantity]) -> list[str]:
+    """The conditions of all quantities, without those on the cut, which each says itself; of lower bounds the largest."""
+    texts = list(dict.fromkeys(text for quantity in quantities for text in quantity.domain))
+    if all(quantity.cuts is None for quantity in quantities):
+        return texts
+    texts = without_cut(texts)
+    least: dict[str, int] = {}
+    for text in texts:
+        name, sign, number = [*text.split(" "), "", ""][:3]
+        if sign == ">=" and number.isdigit():
+            least[name] = max(least.get(name, 0), int(number))
+    bounds = {f"{name} >= {number}" for name, number in least.items()}
+    return [text for text in texts if not (text.partition(" >= ")[2].isdigit() and text not in bounds)]
 
 
 def at_text(shown: Shown) -> str:
@@ -57,11 +79,18 @@ def place_text(part: Part) -> str:
     return f"{place.phase} at {place.opcode}" + (f" ({where})" if where else "")
 
 
+def when_text(part: Part) -> str:
+    """Where the part is the quantity, in words, or a point where it is."""
+    if part.words:
+        return f"where {part.words}"
+    return f"for example at {part.example}" if part.example else "perhaps somewhere"
+
+
 def _quantity(shown: Shown, quantity: Quantity, unit: str) -> list[str]:
     style = plain_style()
     scale = Unit.of(quantity.value)
     value = scale.text(quantity.value) if unit == "bytes" else f"{quantity.value:,} {unit}"
-    lines = [f"{quantity.name}: {quantity.title}, in {unit}   ({value} at {at_text(shown)})"]
+    lines = [f"{quantity.name}: {title_of(quantity)}, in {unit}   ({value} at {at_text(shown)})"]
     lines += [f"  {quantity.note}"] if quantity.note else []
     several = len(quantity.parts) > 1
     if several:
@@ -69,22 +98,21 @@ def _quantity(shown: Shown, quantity: Quantity, unit: str) -> list[str]:
         lines.append(f"  {quantity.name} = max({names})")
     for number, part in enumerate(quantity.parts, 1):
         name = f"M{number}" if several else quantity.name
-        text = f"{name} = {size_text(part.size, shown.env, style)}"
+        text = f"{name} = {size_text(part.size, shown.point, style)}"
         lines += ["", *textwrap.wrap(text, WIDTH, initial_indent="  ", subsequent_indent="      ", break_long_words=False)]
         where = place_text(part)
-        when = f", the peak where {part.words}" if several and part.words else ""
-        lines += [f"    {where}{when}"] if where else []
+        lines += [f"    {where}{f', the peak {when_text(part)}' if several else ''}"] if where else []
         lines += [f"    {line}" for line in _table(part, shown)]
     return lines
 
 
 def _table(part: Part, shown: Shown) -> list[str]:
     style = plain_style()
-    scale = Unit.of(part.size.evaluate(shown.env))
+    scale = Unit.of(part.size.evaluate(shown.point))
     rows = []
     for term in part.terms:
-        name = size_text(term.size, shown.env, style)
-        rows.append((name, scale.number(term.size.evaluate(shown.env)), origins(term)))
+        name = size_text(term.size, shown.point, style)
+        rows.append((name, scale.number(term.size.evaluate(shown.point)), origins(term)))
     width = max((len(name) for name, _, _ in rows), default=0)
     head = f"{'term'.ljust(width)}  {scale.name:>8}  made of"
     return [

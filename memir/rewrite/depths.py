@@ -15,6 +15,7 @@ from memir.ir.unroll import bind
 from memir.rewrite.lift import Axes, Rewrite, Span, lift
 
 CUT = "k"  # the symbol of a cut, and its name in a rewrite's symbols
+CUT_BESIDE_HEADS = "c"  # the same over widths, where k are the key-value heads
 FIRST = 8  # groups of layers of the first sample over cuts
 FIRST_CUT = 4
 AROUND = 5  # groups more than what is cut off at one end: what runs before the next one, it, and enough to see them repeat
@@ -39,15 +40,21 @@ def stride(program: Program) -> int:
     return second - first
 
 
+def cut_symbol(program: Program) -> str:
+    """The name of the cut in the program's formulas: one that it does not have yet."""
+    return CUT_BESIDE_HEADS if CUT in program.dims else CUT
+
+
 def lifted(program: Program, rewrite: Rewrite, least: int) -> Program:
     """The rewrite over the depth, done at `least` layers or the next number that is valid, and a few more."""
     return lift(program, rewrite, depths(program, least)).program
 
 
-def over_cuts(program: Program, rewrite: Rewrite, cut: int | None = None) -> Program:
-    """The rewrite over the depth and the cut, `rewrite` being told the cut as env["k"]; with `cut`, at that one."""
-    new = lift(program, rewrite, depths_and_cuts(program, 0 if cut is None else cut % stride(program))).program
-    return new if cut is None else bind(new, {CUT: cut})
+def over_cuts(program: Program, rewrite: Rewrite, cut: int | None = None, symbol: str = CUT) -> Program:
+    """The rewrite over the depth and the cut, `rewrite` being told the cut as env[symbol]; with `cut`, at that one."""
+    place = 0 if cut is None else cut % stride(program)
+    new = lift(program, rewrite, depths_and_cuts(program, place, symbol)).program
+    return new if cut is None else bind(new, {symbol: cut})
 
 
 def at_start(program: Program, rewrite: Rewrite, cut: int) -> Program:
@@ -67,13 +74,13 @@ def depths(program: Program, least: int) -> Span:
     return Span(axes, program.dims, program.domain)
 
 
-def depths_and_cuts(program: Program, place: int) -> Span:
-    """All depths and the cuts at that `place` in a group of layers, `k % stride`."""
+def depths_and_cuts(program: Program, place: int, symbol: str = CUT) -> Span:
+    """All depths and the cuts at that `place` in a group of layers, `k % stride`; `symbol` is the cut's name."""
     depth, group = depth_symbol(program), stride(program)
     first = next(_depths(program, FIRST * group))
-    axes = Axes(((depth, first), (CUT, FIRST_CUT * group + place)), (depth, CUT), stride=group)
-    domain = program.domain if group == 1 else (*program.domain, f"{CUT} % {group} == {place}")
-    return Span(axes, (*program.dims, CUT), domain)
+    axes = Axes(((depth, first), (symbol, FIRST_CUT * group + place)), (depth, symbol), stride=group)
+    domain = program.domain if group == 1 else (*program.domain, f"{symbol} % {group} == {place}")
+    return Span(axes, (*program.dims, symbol), domain)
 
 
 def from_start(program: Program, cut: int) -> Span:
@@ -81,11 +88,11 @@ def from_start(program: Program, cut: int) -> Span:
     return depths(program, cut + AROUND * stride(program))
 
 
-def from_end(program: Program, left: int) -> Span:
+def from_end(program: Program, left: int, symbol: str = CUT) -> Span:
     """All depths, each at the cut that leaves so many layers trained."""
     depth, group = depth_symbol(program), stride(program)
     first = next(_depths(program, left + AROUND * group))
-    axes = Axes(((depth, first), (CUT, first - left)), (depth,), ((CUT, depth),), group)
+    axes = Axes(((depth, first), (symbol, first - left)), (depth,), ((symbol, depth),), group)
     return Span(axes, program.dims, program.domain)
 
 
