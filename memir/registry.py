@@ -19,6 +19,7 @@ PASSES: Mapping[str, str] = MappingProxyType(
         "bind": "memir.passes.bind:Bind",
         "context-parallel": "memir.passes.context_parallel:ContextParallel",
         "data-parallel": "memir.passes.data_parallel:DataParallel",
+        "expert-parallel": "memir.passes.expert_parallel:ExpertParallel",
         "freeze": "memir.passes.freeze:Freeze",
         "fsdp": "memir.passes.fsdp:Fsdp",
         "fsdp1": "memir.passes.fsdp1:Fsdp1",

@@ -14,6 +14,7 @@ def test_the_order_is_that_of_application() -> None:
     assert Shorthand(fsdp=8, tp=2, pp=4).passes() == text
     assert Shorthand(zero=3, ddp=4).passes() == "zero{stage=3 degree=4}"
     assert Shorthand(ddp=4, cp=2).passes() == "context-parallel{degree=2},data-parallel{degree=4}"
+    assert Shorthand(ep=8).passes() == "expert-parallel{degree=8}"
     assert Shorthand().passes() == ""
     assert Shorthand().passes("fsdp1{degree=2}") == "fsdp1{degree=2}"
 
@@ -24,7 +25,6 @@ def test_the_order_is_that_of_application() -> None:
         (Shorthand(fsdp=8), "fsdp{degree=8}", "--parallel and --fsdp at once"),
         (Shorthand(zero=1, ddp=8), "fsdp{degree=8}", "--parallel and --zero at once"),
         (Shorthand(fsdp=8, ddp=2), "", "--fsdp and --ddp at once"),
-        (Shorthand(ep=8), "", "not described yet"),
         (Shorthand(zero=4, ddp=2), "", "stages 1, 2 and 3"),
         (Shorthand(zero=2), "", "over how many ranks"),
     ],

@@ -20,6 +20,7 @@ _SMALL = {
 HF = ("llama-3-8b", _SMALL)
 QWEN = ("qwen2.5-7b", _SMALL)
 GPT2 = ("gpt2", {"n_layer": "3", "n_embd": "128", "n_head": "4", "vocab_size": "1000", "n_positions": "512"})
+MIXTRAL = ("mixtral-8x7b", {**_SMALL, "num_local_experts": "4", "head_dim": "16"})
 Model = tuple[str, dict[str, str]]
 
 
@@ -125,7 +126,11 @@ def _cases() -> tuple[Case, ...]:
         Case(HF, "context-parallel{degree=2 method=ulysses}", {"checkpoint": "full"}),
         Case(GPT, "context-parallel{degree=2 method=ulysses}"),
     )
-    return (*data, *fsdp, *flat, *tensor, *together, *context)
+    experts = (
+        Case(MIXTRAL, "expert-parallel{degree=2}"),
+        Case(MIXTRAL, "expert-parallel{degree=4}", {"dtype": "bf16", "checkpoint": "full"}),
+    )
+    return (*data, *fsdp, *flat, *tensor, *together, *context, *experts)
 
 
 CASES = _cases()

@@ -7,6 +7,7 @@ from memir.ir.core import Program
 from memir.ir.size import Size
 
 _PIPELINE = "pipeline-parallel"
+_EXPERTS = "expert-parallel"
 MOST = 2**18  # ranks of an axis
 _COPIES = ("data-parallel", "fsdp", "fsdp1", "zero")  # ranks with batches of their own: all of the model, or its shards
 
@@ -14,7 +15,7 @@ _COPIES = ("data-parallel", "fsdp", "fsdp1", "zero")  # ranks with batches of th
 def check_axis(program: Program, name: str, degree: int) -> bool:
     """Whether the axis changes anything: False for degree 1. UsageError for a degree below 1, and an axis that is there.
 
-    InconclusiveError for copies of a pipeline's stages.
+    InconclusiveError for copies of a pipeline's stages, and of divided experts.
     """
     check_degree(name, degree)
     if degree == 1:
@@ -25,6 +26,12 @@ def check_axis(program: Program, name: str, degree: int) -> bool:
             " gathered and the gradients unreduced",
             where=mesh_text(program),
             hint="torch/distributed/pipelining/stage.py, backward_maybe_with_nosync",
+        )
+    if name in _COPIES and axis_of(program, _EXPERTS) is not None:
+        raise InconclusiveError(
+            f"{name} over divided experts is not described: experts have copies on other ranks than the rest of the model",
+            where=mesh_text(program),
+            hint="transformers/distributed/expert_parallel.py, AllToAllEP: efsdp_size",
         )
     if any(axis == name for axis, _ in program.mesh):
         raise UsageError(f"{name}: the program has this axis already", where=mesh_text(program), hint="give it once")

@@ -35,8 +35,6 @@ class Shorthand:
 
     def passes(self, parallel: str = "") -> str:
         """The text of the passes: `parallel` as given, or these options; both at once, or two copies, are a UsageError."""
-        if self.ep is not None:
-            raise UsageError("--ep: expert parallelism is not described yet", hint="docs/distributed.md says why")
         given = [(option, name, degree) for option, name in _NAMES if (degree := getattr(self, option)) is not None]
         if self.zero is not None:
             given = self._zero(given)

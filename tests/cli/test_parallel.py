@@ -49,7 +49,7 @@ def test_one_rank_of_several() -> None:
         (("--pp", "2"), "tied"),
         (("--parallel", "pipeline-parallel{degree=9}"), "9"),
         (("--zero", "2"), "over how many ranks"),
-        (("--ep", "2"), "not described yet"),
+        (("--ep", "2"), "no expert's weights are stacked"),
         (("--fsdp", "99999999999"), "more ranks than there are GPUs"),
         (("--parallel", "fsdp{degree=2 replicate=0}"), "replicate 0"),
         (("--parallel", "data-parallel{degree=2},fsdp{degree=2}"), "made copies of the model already"),

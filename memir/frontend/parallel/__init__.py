@@ -3,7 +3,8 @@
     fsdp               torch.distributed.fsdp.fully_shard (FSDP2)
     fsdp1              torch.distributed.fsdp.FullyShardedDataParallel
     data-parallel      torch.nn.parallel.DistributedDataParallel
-    context-parallel   torch.distributed.tensor.experimental's ring attention
+    context-parallel   torch.distributed.tensor.experimental's ring attention, or DeepSpeed's DistributedAttention
+    expert-parallel    transformers.distributed.expert_parallel
     tensor-parallel    torch.distributed.tensor.parallel.parallelize_module
     zero               deepspeed.initialize
 
@@ -15,6 +16,7 @@ from __future__ import annotations
 from memir.errors import UsageError
 from memir.frontend.parallel.context import ContextParallel
 from memir.frontend.parallel.ddp import DataParallel
+from memir.frontend.parallel.expert import ExpertParallel
 from memir.frontend.parallel.fsdp import Fsdp
 from memir.frontend.parallel.fsdp1 import Fsdp1
 from memir.frontend.parallel.method import Method
@@ -24,7 +26,7 @@ from memir.options import parse_list
 from memir.registry import nearest
 
 METHODS: dict[str, type[Method]] = {
-    method.name: method for method in (ContextParallel, DataParallel, Fsdp, Fsdp1, TensorParallel, Zero)
+    method.name: method for method in (ContextParallel, DataParallel, ExpertParallel, Fsdp, Fsdp1, TensorParallel, Zero)
 }
 
 
