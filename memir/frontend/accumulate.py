@@ -37,6 +37,8 @@ def accumulate_in_place(recorder: Recorder) -> None:
             continue
         if earlier.storage == later.storage or recorder.storages[earlier.storage].born is None:
             continue
+        if any(earlier.storage in span.storages and span.start <= number <= span.end for span in recorder.reentrant):
+            continue  # it died with the function that was called with it, right after
         event.opcode = "aten.add_.Tensor"
         event.frees.remove(earlier.storage)
         _take_over(recorder, total.storage, earlier.storage)
@@ -64,6 +66,9 @@ def _take_over(recorder: Recorder, gone: int, kept: int) -> None:
     old, new = recorder.storages[gone], recorder.storages[kept]
     recorder.writers[kept] = recorder.writers.get(kept, []) + recorder.writers.pop(gone, [])
     new.died = old.died
+    for span in recorder.reentrant:
+        if gone in span.storages:
+            span.storages.add(kept)
     if old.kind:
         new.name, new.kind, new.of, new.device = old.name, old.kind, old.of, old.device
     for value in recorder.values:

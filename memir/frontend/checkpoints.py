@@ -39,6 +39,31 @@ def checkpointed_inputs(note: Callable[[list[torch.Tensor]], None]) -> Iterator[
         hook.__init__ = original
 
 
+@contextmanager
+def reentrant_gradients(note: Callable[[list[torch.Tensor], bool], None]) -> Iterator[None]:
+    """Tells `note` the gradients that a reentrant checkpoint's backward is called with, when it begins and when it ends.
+
+    torch/utils/checkpoint.py, `CheckpointFunction.backward` (`args`): they live until it returns, so that the engine within
+    adds nothing into them.
+    """
+    function: Any = library.CheckpointFunction
+    original = function.backward
+
+    def backward(ctx: Any, *args: Any) -> Any:
+        given = [arg for arg in args if isinstance(arg, torch.Tensor)]
+        note(given, True)
+        try:
+            return original(ctx, *args)
+        finally:
+            note(given, False)
+
+    function.backward = staticmethod(backward)
+    try:
+        yield
+    finally:
+        function.backward = staticmethod(original)
+
+
 def _filled(cell: Any) -> bool:
     try:
         cell.cell_contents  # noqa: B018 (it raises where nothing is in it)

@@ -42,6 +42,15 @@ class StorageRecord:
 
 
 @dataclass(slots=True)
+class Span:
+    """Storages that a function was called with, from its first event to its last."""
+
+    storages: set[int]
+    start: int
+    end: int
+
+
+@dataclass(slots=True)
 class ValueRecord:
     """A tensor as seen: its view of a storage, and the fx node that stands for it."""
 
@@ -107,6 +116,8 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]  # PyTorch l
         self.saved: dict[int, set[int]] = {}  # sequence number of an autograd node -> storages it keeps
         self.writers: dict[int, list[int]] = {}  # storage -> events that have a result in it, in order
         self.phase = ""
+        self.reentrant: list[Span] = []  # gradients that reentrant checkpoints were called with in backward
+        self._open: list[Span] = []
         self.kept: list[int] = []  # storages that the checkpoint holds whose first operator is still to come
         self._last_sequence = -1
         for index in self.live.values():
@@ -231,6 +242,15 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]  # PyTorch l
         """A checkpoint begins in the forward and holds these tensors."""
         indices = (self.live.get(tensor.untyped_storage()._cdata) for tensor in held)
         self.kept = sorted({index for index in indices if index is not None})
+
+    def on_reentrant(self, given: list[torch.Tensor], begins: bool) -> None:
+        """A reentrant checkpoint's backward begins or ends, called with these gradients."""
+        if not begins:
+            self._open.pop().end = len(self.events) - 1
+            return
+        indices = (self.live.get(tensor.untyped_storage()._cdata) for tensor in given)
+        self._open.append(Span({index for index in indices if index is not None}, len(self.events), len(self.events)))
+        self.reentrant.append(self._open[-1])
 
     def adopt(self, tensor: torch.Tensor) -> None:
         """A tensor that was made without an operator (a random generator's state) is alive from now on."""

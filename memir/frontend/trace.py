@@ -22,7 +22,7 @@ from memir.frontend.accumulate import accumulate_in_place
 from memir.frontend.amp import cuda_autocast
 from memir.frontend.answers import Answers, Handler
 from memir.frontend.attempts import trace_symbolically
-from memir.frontend.checkpoints import checkpointed_inputs
+from memir.frontend.checkpoints import checkpointed_inputs, reentrant_gradients
 from memir.frontend.composites import cpp_composites
 from memir.frontend.cuda import HANDLERS
 from memir.frontend.domains import domain_of
@@ -165,6 +165,7 @@ def recording(recorder: Recorder, target: str) -> Iterator[None]:
         if target == "cpu":  # elsewhere a generator's state lies in host memory
             stack.enter_context(generator_states(recorder.adopt))
         stack.enter_context(checkpointed_inputs(recorder.on_checkpoint))
+        stack.enter_context(reentrant_gradients(recorder.on_reentrant))
         stack.enter_context(recorder)
         yield
 

@@ -66,7 +66,7 @@ def frame_of(flow: Flow, stretch: Stretch, passed: frozenset[str], *, early_stop
     again = {p for p in reached - stretch.kept if not ops[p].opcode.startswith("memir.")}
     return Frame(
         stretch,
-        _arguments(flow, stretch) | passed,
+        arguments(flow, stretch) | passed,
         tuple(savers),
         unnamed,
         frozenset(again),
@@ -163,7 +163,7 @@ def check_passed(flow: Flow, stretch: Stretch, passed: Collection[str]) -> None:
             raise UsageError(f"passed={name}: it is not there when the layer is called", where=f"@{stretch.path}")
 
 
-def _arguments(flow: Flow, stretch: Stretch) -> frozenset[str]:
+def arguments(flow: Flow, stretch: Stretch) -> frozenset[str]:
     """What the stretch reads that was there before, parameters and buffers left out."""
     made = {r.storage for p in stretch.positions for r in flow.ops[p].results if flow.born.get(r.storage) == p}
     parameters = {s.name for s in flow.program.storages if s.kind == Kind.PARAMETER}

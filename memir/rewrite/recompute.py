@@ -36,7 +36,7 @@ def recomputed(
     `generator`: the state of the CPU's random generator counts; each checkpoint keeps one, and has another while it recomputes.
     UsageError where PyTorch refuses; InconclusiveError where backward reads what is not computed again.
     """
-    work = _Checkpointing(flow, generator)
+    work = Checkpointing(flow, generator)
     for stretch in stretches:
         check_passed(flow, stretch, passed)
         work.add(stretch, frame_of(flow, stretch, frozenset(passed), early_stop=early_stop))
@@ -44,7 +44,9 @@ def recomputed(
 
 
 @dataclass(slots=True)
-class _Checkpointing:
+class Checkpointing:
+    """The checkpoints of a flat program, added one by one, and the program with them."""
+
     flow: Flow
     generator: bool
     frames: list[Frame] = field(default_factory=list)

@@ -26,6 +26,7 @@ from memir.ir.size import Size
 from memir.ir.unroll import bind, unroll
 from memir.ir.verify import verify
 from memir.passes.activation_checkpoint import ActivationCheckpoint
+from memir.passes.freeze import Freeze
 from memir.recipe import Recipe
 
 LAYERED = str(Path(__file__).parents[1] / "cases" / "layered.py")
@@ -138,6 +139,51 @@ def test_without_early_stop(plain: Program) -> None:
     _agree(ActivationCheckpoint(early_stop=False).run(plain), theirs)
 
 
+def _reentrant(_: nn.Module, layers: list[nn.Module]) -> None:
+    for layer in layers:
+        layer.forward = partial(checkpoint, layer.forward, use_reentrant=True)  # type: ignore[method-assign]
+
+
+def _by_switch(model: nn.Module, _: list[nn.Module]) -> None:
+    model.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": True})  # type: ignore[operator]
+
+
+@pytest.mark.parametrize(
+    "recipe",
+    [{}, {"amp": "bf16", "dtype": "f32"}, {"accumulate": 2, "optimizer": "sgd"}, {"target": "cpu"}],
+    ids=lambda r: ",".join(r) or "plain",
+)
+def test_reentrant(recipe: dict[str, Any]) -> None:
+    """The gradient that a layer is given is held, so that sums with it are tensors of their own: real PyTorch does so."""
+    without, full = (_traced(LAYERED, {}, Recipe(**recipe), wrap) for wrap in (None, _reentrant))
+    mine = ActivationCheckpoint(reentrant=True, rng=recipe.get("target") == "cpu").run(without)
+    verify(mine)
+    assert _live(mine) == _live(full)
+
+
+EQUAL_HEADS = (LLAMA[0], {**LLAMA[1], "num_key_value_heads": "4"})
+ROTATION = ("add_tensor", "_to_copy_default_1", "_to_copy_default_2")  # position ids, cosines and sines
+
+
+@pytest.mark.parametrize(
+    ("model", "keywords", "attention"),
+    [(GPT2, ("add_tensor",), "sdpa"), (LLAMA, ROTATION, "sdpa"), (EQUAL_HEADS, ROTATION, "efficient")],
+    ids=["gpt2", "llama", "efficient"],
+)
+def test_reentrant_hugging_face(model: tuple[str, dict[str, str]], keywords: tuple[str, ...], attention: str) -> None:
+    """Its layers get all but the first argument by keyword. Without a gradient the efficient kernel makes no log-sum-exp."""
+    without, full = (_traced(*model, Recipe(attention=attention), wrap) for wrap in (None, _by_switch))
+    mine = ActivationCheckpoint(reentrant=True, keywords=keywords).run(without)
+    verify(mine)
+    assert _live(mine) == _live(full)
+
+
+def test_a_reentrant_layer_needs_an_input_with_a_gradient(plain: Program) -> None:
+    frozen = Freeze(cut=1).run(plain)
+    with pytest.raises(UsageError, match="no input of the layer needs a gradient"):
+        ActivationCheckpoint(reentrant=True).run(frozen)
+
+
 SAVED = {
     "torchtitan": ((), _as_torchtitan),
     "sigmoid": (("aten.sigmoid",), partial(create_selective_checkpoint_contexts, [torch.ops.aten.sigmoid.default])),
@@ -161,7 +207,9 @@ def folded() -> Program:
     return _traced(LAYERED, {"depth": "9"}, Recipe(), fold=True)
 
 
-@pytest.mark.parametrize("options", [{}, {"policy": "selective"}, {"rng": True}, {"early_stop": False}], ids=str)
+@pytest.mark.parametrize(
+    "options", [{}, {"policy": "selective"}, {"rng": True}, {"early_stop": False}, {"reentrant": True}], ids=str
+)
 def test_lifted(folded: Program, options: dict[str, Any]) -> None:
     """Over the depth L, and at depths that no sample had, the same as on the layers written out."""
     checkpointing = ActivationCheckpoint(**options)
@@ -193,6 +241,8 @@ def test_again(plain: Program) -> None:
         ({"passed": ("native_layer_norm_default",)}, "not there when the layer is called"),
         ({"policy": "selective", "save": ("aten.view",)}, "makes a view"),
         ({"policy": "selective", "save": ("aten.nothing",)}, "no layer has"),
+        ({"policy": "selective", "reentrant": True}, "not reentrant"),
+        ({"keywords": ("_to_copy_default",)}, "for reentrant"),
     ],
     ids=str,
 )
