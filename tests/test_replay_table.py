@@ -37,12 +37,23 @@ def test_what_was_reached_is_kept() -> None:
     routed = {row.case for row in measured if reason(row) == ROUTING}  # README.md: routing is data
     assert routed == {f"Mixtral-8x7B baseline-peft-bnb B={batch} S=4096" for batch in (4, 8)}
     explained = [row for row in measured if not (row.case in routed and row.value == "peak")]
-    assert max(abs(row.error_of_step) for row in explained) < 0.5  # percent, given what was measured before the step
+    assert max(abs(row.error_of_step) for row in explained) < 0.6  # percent, given what was measured before the step
+    assert statistics.median(abs(row.error_of_step) for row in rows("peak", source="t4") if row.base) < 0.01
+    assert sum(abs(row.error) <= 0.5 for row in rows("peak", "steady")) >= 0.95 * len(rows("peak", "steady"))
     assert max(abs(row.error) for row in explained if row.source == "a100") < 0.1
     assert max(abs(row.error) for row in rows("peak", "steady")) < 2
     assert statistics.median(abs(row.error) for row in rows("peak", "steady")) < 0.05
-    assert statistics.median(abs(row.error) for row in rows("forward", "backward", "optimizer")) < 0.5
-    assert statistics.median(abs(row.error) for row in rows("reserved")) < 4
+    assert statistics.median(abs(row.error) for row in rows("forward", "backward", "optimizer")) < 0.1
+    assert statistics.median(abs(row.error) for row in rows("reserved")) < 2
+
+
+def test_runs_of_one_load_differ_from_each_other() -> None:
+    """So no prediction before the step can be exact: batch, length and attention are no part of the load."""
+    before = [row.measured for row in rows("resident") if row.case.startswith("TinyLlama")]
+    assert 7.9 * MIB < max(before) - min(before) < 8.1 * MIB
+    played = {(row.least, row.most) for row in rows("resident") if row.case.startswith("TinyLlama")}
+    assert len(played) == 1
+    assert played != {(0, 0)}
 
 
 def test_every_peak_that_is_off_has_its_reason() -> None:

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Iterator
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 
 from benchmarks.replay import a100, t4
-from benchmarks.replay.predict import Predicted, expanded_groups, predict, step
+from benchmarks.replay.predict import Predicted, expanded_groups, predict, predict_loaded, step
+from memir.api import TracedProgram
+from memir.recipe import Recipe
 
 MIB = 2**20
 
@@ -22,10 +24,9 @@ class Row:
     value: str  # peak, steady, resident, forward, backward, optimizer, reserved
     measured: int
     predicted: int
-    base: int = (
-        0  # what was already there before the step beyond memir's own sum (blocks left unsplit while weights were loaded)
-    )
-    note: str = ""
+    base: int = 0
+    least: int = 0  # of `resident`, where the load was played: the least and the most of its courses
+    most: int = 0
 
     @property
     def error(self) -> float:
@@ -44,14 +45,19 @@ class Row:
 
 def t4_rows(only: str) -> Iterator[Row]:
     """The rows of the T4, a run at a time."""
+    steps: dict[tuple[str, Recipe, bool], TracedProgram] = {}  # B=1 has a program of its own
     for run in t4.RUNS:
         if only not in f"t4 {run.name} {run.case}":
             continue
         print(f"  {run.name}: {run.case}", file=sys.stderr, flush=True)
         preset, sets = t4.PRESETS[run.model]
-        with expanded_groups():
-            traced = step(preset, t4.recipe(run), run.batch, run.seq, sets)
-        found = predict(traced, "7.5")
+        key = (run.model, t4.recipe(run), run.batch == 1)
+        traced = steps.get(key)
+        if traced is None or traced.general is not None:  # else it holds at all batches and lengths
+            with expanded_groups():
+                traced = steps[key] = step(preset, t4.recipe(run), run.batch, run.seq, sets)
+        traced = replace(traced, point={"B": run.batch, "S": run.seq})
+        found = predict_loaded(traced, "7.5", t4.MEASURED_STEP)
         yield from _of_run(run, found)
 
 
@@ -67,7 +73,8 @@ def _of_run(run: t4.Run, found: Predicted) -> Iterator[Row]:
     )
     for value, measured, predicted, more in values:
         if measured is not None:
-            yield Row("t4", run.name, run.case, value, round(measured * MIB), predicted, more)
+            courses = (found.least, found.most) if value == "resident" else (0, 0)
+            yield Row("t4", run.name, run.case, value, round(measured * MIB), predicted, more, *courses)
 
 
 def a100_rows(only: str) -> Iterator[Row]:

@@ -72,6 +72,7 @@ PRESETS: dict[str, tuple[str, dict[str, str]]] = {
     "SmolLM2-360M": ("smollm2-360m", {}),
     "SmolLM2-1.7B": ("smollm2-1.7b", {}),
 }
+MEASURED_STEP = 2  # scripts/measure.py: one step to warm up, then the one that is measured, then one whose phases are
 TARGETS = ("q_proj", "k_proj", "v_proj", "o_proj")
 
 

@@ -11,7 +11,10 @@ from collections.abc import Iterable, Sequence
 from benchmarks.replay.reasons import LEFT_OUT, reason
 from benchmarks.replay.rows import Row
 
-COLUMNS = ("source", "run", "case", "value", "measured", "predicted", "base", "error_percent", "error_of_step_percent", "note")
+COLUMNS = (
+    *("source", "run", "case", "value", "measured", "predicted", "base", "least", "most"),
+    *("error_percent", "error_of_step_percent"),
+)
 
 
 def csv_text(rows: Sequence[Row]) -> str:
@@ -27,7 +30,10 @@ def from_csv(text: str) -> list[Row]:
     """The rows that `csv_text` wrote."""
     rows = csv.DictReader(io.StringIO(text))
     return [
-        Row(r["source"], r["run"], r["case"], r["value"], int(r["measured"]), int(r["predicted"]), int(r["base"]), r["note"])
+        Row(
+            *(r["source"], r["run"], r["case"], r["value"], int(r["measured"]), int(r["predicted"])),
+            *(int(r["base"]), int(r["least"]), int(r["most"])),
+        )
         for r in rows
     ]
 
@@ -80,6 +86,8 @@ def markdown(rows: Sequence[Row]) -> str:
         for row in rows:
             if row.source == source:
                 step = f"{row.error_of_step:+.3f} %" if row.base and row.value != "resident" else ""
+                if row.most > row.least:
+                    step = f"{row.least:,} to {row.most:,}"
                 figures = f"{row.measured:,} | {row.predicted:,} | {row.error:+.3f} % | {step}"
                 lines.append(f"| {row.case} | {row.value} | {figures} | {reason(row)} |")
     lines += ["", "## Left out", "", *(f"- {text}" for text in LEFT_OUT)]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 from memir.allocator.oom import OutOfMemory, OutOfMemoryError
@@ -64,12 +65,15 @@ class Failure:
 
 
 class Player:
-    """Plays a schedule on an allocator and knows which storage lies where."""
+    """Plays a schedule on an allocator and knows which storage lies where.
 
-    def __init__(self, plan: Schedule, allocator: Allocator) -> None:
+    `placed` are storages that are in the allocator already, with their addresses: what loading has left there.
+    """
+
+    def __init__(self, plan: Schedule, allocator: Allocator, placed: Mapping[str, int] | None = None) -> None:
         self.plan = plan
         self.allocator = allocator
-        self.addresses: dict[str, int] = {}
+        self.addresses: dict[str, int] = dict(placed or {})
         self.marks: list[tuple[int, int, int]] = []  # for each operator: the allocator's events before it, step, operator
         self.names: dict[int, str] = {}  # the storage that an alloc event is for, "" for a workspace, by the event's number
         self.phases: list[PhasePeak] = []
@@ -84,6 +88,7 @@ class Player:
         self._until = 0
         self._at = (0, -1)
         self._storage: str | None = None
+        self._rounded += sum(self._round(plan.sizes[name]) for name in self.addresses)
 
     def play(self, steps: int, until: int = 0) -> Failure | None:
         """Play so many steps, or only as far as the request `until`; the failure, if memory runs out."""
@@ -106,7 +111,8 @@ class Player:
     def _setup(self) -> None:
         self.marks.append((0, *self._at))
         for name in self.plan.before:
-            self._malloc(name)
+            if name not in self.addresses:
+                self._malloc(name)
 
     def _step(self, step: int, last: bool) -> None:
         plan = self.plan

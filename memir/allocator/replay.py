@@ -5,11 +5,11 @@ simulate(program, {"B": 4, "S": 1024, "L": 12}, parse_settings("expandable_segme
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 from memir.allocator.player import Failure, Hole, PhasePeak, Place, Player
-from memir.allocator.schedule import Kept, schedule
+from memir.allocator.schedule import Kept, Schedule, schedule
 from memir.allocator.settings import Settings
 from memir.allocator.simulator import Allocator
 from memir.errors import UsageError
@@ -53,11 +53,13 @@ def simulate(
     *,
     total: int | None = None,
     kept: Sequence[Kept] = (),
+    load: Callable[[Schedule, Allocator], Mapping[str, int]] | None = None,
 ) -> Simulation:
     """Play `steps` steps of the program at `env`, which has a number for each of its dims.
 
     `capacity` is the memory in bytes that there is for the allocator, `total` what the driver reports, for the message; `kept`
-    what libraries take from the allocator once and keep. Layers are unrolled. UsageError: a dim without a value, a point
+    what libraries take from the allocator once and keep; `load` puts the model there (`memir.allocator.loading`), otherwise its
+    storages are allocated one by one. Layers are unrolled. UsageError: a dim without a value, a point
     outside of the domain, no step; InconclusiveError: a backend that is not simulated; VerifyError: a program that allocates or
     frees twice.
     """
@@ -66,7 +68,8 @@ def simulate(
     plan = schedule(program, env, kept)
 
     def player() -> Player:
-        return Player(plan, Allocator(settings, capacity, total=total, record=False))
+        allocator = Allocator(settings, capacity, total=total, record=False)
+        return Player(plan, allocator, load(plan, allocator) if load is not None else None)
 
     played = player()
     failure = played.play(steps)
