@@ -96,9 +96,7 @@ def program_of(
     `parallel` are passes as `--parallel` takes them, "fsdp{degree=8}": the program is the step of one rank, and B its batch.
     Other arguments and the errors are those of `trace`; a cache that cannot be used is a memir.cache.CacheWarning.
     """
-    from memir.pipeline import Pipeline
-
-    passes = Pipeline.parse(parallel)  # before anything takes long
+    passes = _methods(parallel, recipe)
     traced = _program_of(target, recipe or Recipe(), batch, seq, sets, inputs, trust_remote_code, cache, fold, progress)
     if not passes.passes:
         return traced
@@ -107,6 +105,17 @@ def program_of(
     check_stage(parallel, passes)
     progress(f"applying {passes.spec()}")
     return _on_rank(traced, of_one_rank(traced.program, traced.general, traced.dims, passes))
+
+
+def _methods(parallel: str, recipe: Recipe | None) -> Pipeline:
+    """The passes of distributed methods, looked at before anything takes long."""
+    from memir.pipeline import Pipeline
+
+    if not parallel:
+        return Pipeline()
+    from memir.one_rank import methods
+
+    return methods(parallel, 1 if recipe is None else recipe.accumulate)
 
 
 def _on_rank(traced: TracedProgram, rank: RankProgram) -> TracedProgram:
@@ -286,10 +295,9 @@ def analyze(
     memory = parse_gpu(gpu) if isinstance(gpu, str) else gpu
     if memory is not None:
         recipe = on_gpu(recipe, memory)
-    from memir.pipeline import Pipeline
     from memir.report import build_report, of_stages
 
-    passes = Pipeline.parse(parallel)  # before anything takes long
+    passes = _methods(parallel, recipe)
     traced = _program_of(target, recipe, batch, seq, sets, inputs, trust_remote_code, cache, fold, progress)
     steps: tuple[TracedProgram, ...] = (traced,)
     if passes.passes:
@@ -317,6 +325,37 @@ def analyze(
             report = replace(report, verdict=verdict, assumptions=(*report.assumptions, *told))
         reports.append(report)
     return of_stages(reports)
+
+
+def exact_peak(
+    target: str | nn.Module,
+    recipe: Recipe | None = None,
+    *,
+    parallel: str,
+    batch: int,
+    seq: int,
+    sets: Mapping[str, object] | None = None,
+    inputs: str | None = None,
+    trust_remote_code: bool = False,
+    progress: Progress = lambda _: None,
+) -> int:
+    """The peak of one rank in requested bytes by PyTorch's own FSDP2 and DTensor, traced on fake tensors.
+
+    It is what the passes of `parallel` are held against (`memir.frontend.exact`). All layers are traced, at one B and S.
+
+    UsageError: methods of which that cannot be done. InconclusiveError: it was tried, and ended otherwise.
+    """
+    from memir.analysis.liveness import timeline
+    from memir.frontend.exact_peak import exact_step
+    from memir.frontend.load import load_target
+
+    texts = {name: str(value) for name, value in (sets or {}).items()}
+
+    def load(recipe: Recipe) -> LoadedModel:
+        """The model anew."""
+        return load_target(target, recipe=recipe, sets=texts, inputs=inputs, trust_remote_code=trust_remote_code, seq=seq)
+
+    return timeline(exact_step(load, recipe or Recipe(), parallel, batch, seq, progress)).evaluate({}).peak
 
 
 def judge_step(traced: TracedProgram, recipe: Recipe, allocated: int, gpu: Gpu, alloc_conf: str = "") -> Verdict:

@@ -12,6 +12,7 @@ from memir.ir.size import Size
 from memir.ir.unroll import bind, unroll
 from memir.options import spec
 from memir.parallel.every_stage import names_stage, num_stages, of_each_stage
+from memir.parallel.order import check_together
 from memir.pipeline import Pipeline
 from memir.rewrite.lift import LiftError
 
@@ -49,6 +50,18 @@ def run_on(
         return passes.run(unroll(bind(program, known)), verify=verify), error
 
 
+def methods(text: str, accumulate: int = 1) -> Pipeline:
+    """The passes of `--parallel`, for a step of so many micro-batches. UsageError for an order or a pair that cannot be."""
+    passes = Pipeline.parse(text)
+    check_together(passes.passes, accumulate)
+    return passes
+
+
+def repeats_no_more(error: InconclusiveError) -> bool:
+    """Whether it says no more than that the layers do not repeat after a rewrite: then it can be done on all of them."""
+    return isinstance(error, LiftError) or isinstance(error.__cause__, LiftError)
+
+
 def of_one_rank(program: Program, general: Program | None, depth: Mapping[str, int], passes: Pipeline) -> RankProgram:
     """The programs after the passes; where the layers do not repeat any more, with all of the `depth`, which is told."""
     told: tuple[str, ...] = ()
@@ -62,7 +75,8 @@ def of_one_rank(program: Program, general: Program | None, depth: Mapping[str, i
 
     same = [spec(p) for p in passes.passes if _degree(p) == 1]
     both = rewritten(program), None if general is None else rewritten(general)
-    return RankProgram(*both, (*told, *(f"{text}: a degree of 1 changes nothing" for text in same)))
+    assumed = [text for p in passes.passes for text in getattr(p, "assumes", tuple)()]
+    return RankProgram(*both, (*told, *assumed, *(f"{text}: a degree of 1 changes nothing" for text in same)))
 
 
 def _degree(one: object) -> int | None:

@@ -23,6 +23,8 @@ from memir.parallel.zero_weights import Weights, partitioned_weights
 from memir.rewrite.flow import Flow
 from memir.rewrite.lift import LiftError
 
+_BUCKET = 500_000_000  # elements: deepspeed/runtime/zero/config.py, reduce_bucket_size
+
 
 @dataclass(frozen=True, slots=True)
 class Zero:
@@ -35,7 +37,7 @@ class Zero:
     name: ClassVar[str] = "zero"
     stage: Literal["1", "2", "3"] = "2"
     degree: int = 1
-    reduce_bucket_size: int = 500_000_000
+    reduce_bucket_size: int = _BUCKET
     allgather_bucket_size: int = 500_000_000
     overlap_comm: bool | None = None
     contiguous_gradients: bool = True
@@ -50,13 +52,25 @@ class Zero:
     offload_param: bool = False
     rank: int = 0
 
+    @property
+    def axis(self) -> str:
+        """Of the mesh: the stage belongs to its name."""
+        return f"{self.name}-{self.stage}"
+
+    def assumes(self) -> tuple[str, ...]:
+        """What was taken for granted that changes bytes."""
+        if self.degree == 1 or self.reduce_bucket_size != _BUCKET:
+            return ()
+        times = " twice, with overlap-comm" if self.overlap_comm and self.stage != "3" else ""
+        return (f"zero: DeepSpeed's default reduce-bucket-size, {_BUCKET:,} elements{times}",)
+
     def run(self, program: Program) -> Program:
         """The step of one rank; the program itself for degree 1.
 
         UsageError for ranks that there are not, steps without gradients or optimizer. InconclusiveError for a symbolic number
         of layers and optimizers that do not work element by element.
         """
-        if not check_axis(program, self.name, self.degree):
+        if not check_axis(program, self.axis, self.degree):
             return program
         if not 0 <= self.rank < self.degree:
             raise UsageError(f"{self.name}: rank {self.rank} of {self.degree}", hint=f"a rank is 0 to {self.degree - 1}")
@@ -82,7 +96,7 @@ class Zero:
                 offload_optimizer=self.offload_optimizer,
                 offload_param=self.offload_param,
             )
-            return partitioned_weights(Flow(program), self.name, self.degree, weights)[0]
+            return partitioned_weights(Flow(program), self.axis, self.degree, weights)[0]
         if self.offload_param:
             raise UsageError(f"{self.name}: offload-param needs stage 3, parameters are whole in stage {self.stage}")
         reduction = Reduction(
@@ -94,4 +108,4 @@ class Zero:
             rank=self.rank,
             offload=self.offload_optimizer,
         )
-        return partitioned_states(Flow(program), self.name, self.degree, reduction, robin=self.round_robin_gradients)[0]
+        return partitioned_states(Flow(program), self.axis, self.degree, reduction, robin=self.round_robin_gradients)[0]

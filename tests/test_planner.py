@@ -176,6 +176,41 @@ def test_rows_are_recomputed_and_nothing_fits_has_an_answer(variants: Variants) 
         Search(problem(variants, 1, global_batch=3), variants, (ALONE,), ()).run()
 
 
+SMALL_LLAMA = {
+    "num_hidden_layers": 9, "hidden_size": 64, "intermediate_size": 96, "num_attention_heads": 4, "num_key_value_heads": 2,
+    "vocab_size": 320,
+}  # fmt: skip
+
+
+def test_degrees_as_symbols_have_each_degree_s_own_bytes_and_seconds() -> None:
+    """One program over degrees gives what the passes with numbers give, at any operator and in every row."""
+
+    def step(batch: int, accumulate: int) -> tuple[Program, Mapping[str, int]]:
+        recipe = Recipe(accumulate=accumulate, optimizer_impl="fused")
+        traced = program_of("llama-3-8b", recipe, batch=batch, seq=64, sets=SMALL_LLAMA, cache=False)
+        return traced.program, traced.dims
+
+    assert CARD is not None
+    made = Variants(step, lambda _: None)
+    program, fixed = made.step(2, 1)
+    texts = [f"fsdp{{degree={n}}}" for n in (2, 5, 64)] + ["data-parallel{degree=3}"]
+    texts += ["tensor-parallel{sequence loss placed-gradients degree=2},fsdp{degree=3}"]
+    texts += ["activation-checkpoint,tensor-parallel{sequence loss degree=2},data-parallel{degree=2}"]
+    for text in texts:
+        variant = made.get(text, 2, 1)
+        assert variant.failure == ""
+        assert {"t", "d"} & variant.fixed.keys() or "parallel" in text
+        for batch in (2, 7):
+            assert variant.peak(batch, 64)[0] == exact(text, program, fixed, batch, 64), text
+        if variant.instead is not None:
+            number = variant.instead()
+            assert not {"t", "d"} & number.fixed.keys()
+            assert variant.parts(3, 64, device(CARD), 9, 1) == number.parts(3, 64, device(CARD), 9, 1)
+    refused = made.get("tensor-parallel{degree=3}", 2, 1)
+    assert refused.refused
+    assert "do not divide by degree 3" in refused.failure
+
+
 def test_objectives(variants: Variants) -> None:
     fewest = Search(problem(variants, 2**40, "gpus"), variants, (ALONE,), ()).run().best("gpus")
     cheapest = Search(problem(variants, 2**40, "cost"), variants, (ALONE,), ()).run().best("cost")

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from memir.errors import UsageError
 from memir.ir.core import Program
 from memir.ir.domain import Condition
-from memir.ir.size import ZERO
+from memir.ir.size import ZERO, Size
 
 _MIRROR = {"<=": ">=", ">=": "<=", "<": ">", ">": "<", "==": "=="}
 
@@ -54,14 +54,30 @@ def check(env: Mapping[str, int], program: Program) -> None:
     """UsageError if a dimension of the program has no value, one below 1, or one outside of its domain."""
     for symbol in program.dims:
         if symbol not in env:
-            raise UsageError(f"no value is given for the symbol {symbol}")
+            raise UsageError(
+                f"no value is given for the symbol {symbol}",
+                hint=f"a degree is a number here; in a program:  bind{{{symbol}=8}}",
+            )
         if env[symbol] < 1:
             raise UsageError(f"{symbol} must be a positive number, not {env[symbol]}")
     for text in program.domain:
         condition = Condition.read(text)
         if condition is not None and condition.holds(env) is False:
             given = ", ".join(f"{symbol}={env[symbol]}" for symbol in sorted(condition.symbols()))
-            raise UsageError(f"the program is valid only for {text}, and was given {given}")
+            raise UsageError(f"the program is valid only for {text}, and was given {given}", hint=_nearest(condition, env))
+
+
+def _nearest(condition: Condition, env: Mapping[str, int]) -> str:
+    """The next values that divide, for `S % 6 == 0`; nothing for a condition of another form."""
+    symbols = condition.left.symbols()
+    if condition.sign != "==" or not condition.modulus.is_constant or condition.right is not ZERO or len(symbols) != 1:
+        return ""
+    (symbol,) = symbols
+    if condition.left is not Size.of(symbol) or condition.modulus is ZERO:
+        return ""
+    number = condition.modulus.constant
+    low = env[symbol] // number * number
+    return f"{symbol}={low or number} or {symbol}={low + number}" if low else f"{symbol}={number}"
 
 
 def domain_text(symbols: Sequence[str], conditions: Sequence[str]) -> tuple[str, ...]:

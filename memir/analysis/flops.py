@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from memir.analysis.traffic import written
 from memir.ir.core import Op, Program, Repeat, Value
@@ -51,6 +51,17 @@ class Work:
     dtype: str  # of the matrix product's first operand, or of the first result
     shape: Shape = NOTHING
     operands: tuple[Value, ...] = ()
+
+    def bound(self, env: Mapping[str, int]) -> Work:
+        """With numbers for these symbols; its operands stay as they are."""
+        dims = tuple(d.substitute(env) for d in self.shape.dims)
+        return replace(
+            self,
+            times=self.times.substitute(env),
+            flops=self.flops.substitute(env),
+            nbytes=self.nbytes.substitute(env),
+            shape=Shape(self.shape.form, dims, self.shape.flops.substitute(env)),
+        )
 
 
 def _matrix(operands: Sequence[Value], results: Sequence[Value]) -> Shape:
@@ -153,8 +164,11 @@ class _Reading:
 
     def _moved(self, op: Op, operands: Sequence[Value]) -> Size:
         read = self._bytes(zip(op.operands, operands, strict=True))
+        made = self._bytes((result.name, result) for result in op.results)
+        if op.opcode == "aten.cat":  # it reads what it writes; pieces over a symbol of ranks are one operand
+            return made + made
         if op.results:
-            return read + self._bytes((result.name, result) for result in op.results)
+            return read + made
         again = written(op.opcode, len(operands))
         return read + self._bytes((op.operands[i], operands[i]) for i in again)
 

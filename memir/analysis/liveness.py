@@ -13,6 +13,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from fractions import Fraction
+from math import lcm, prod
 from typing import NamedTuple
 
 from memir.errors import InconclusiveError, UsageError, VerifyError
@@ -54,8 +55,10 @@ class Timeline:
         return Size(zip(self.basis, self.points[point], strict=True))
 
     def bind(self, env: Mapping[str, int]) -> Timeline:
-        """The timeline with these symbols as numbers, in module paths too."""
-        products = [Size(((monomial, 1),)).substitute(env) for monomial in self.basis]
+        """The timeline with these symbols as numbers, in module paths too. ValueError where a shard's bytes are not whole."""
+        below = [[env[a] ** -e for a, e in m if e < 0 and isinstance(a, str) and a in env] for m in self.basis]
+        common = lcm(*(prod(factors) for factors in below))
+        products = [Size(((monomial, common),)).substitute(env) for monomial in self.basis]
         basis = basis_of(products)
         place = {monomial: k for k, monomial in enumerate(basis)}
         terms = [[(place[m], c) for m, c in product.terms] for product in products]
@@ -67,6 +70,10 @@ class Timeline:
                 if coefficient:
                     for k, c in product:
                         vector[k] += c * coefficient
+            if common > 1:
+                if any(c % common for c in vector):
+                    raise ValueError(f"{self.size(self.points.index(point))} bytes are not whole numbers at {dict(env)}")
+                vector = [c // common for c in vector]
             moved.append(seen.setdefault(tuple(vector), len(seen)))
         steps = tuple(
             step._replace(op=replace(step.op, path=rename_path(step.op.path, env))) if "{" in step.op.path else step

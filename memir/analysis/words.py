@@ -39,6 +39,12 @@ def small_bytes(nbytes: int) -> str:
     return f"{nbytes:,} bytes"
 
 
+def exactly(traced: int, passes: int) -> str:
+    """What the trace of PyTorch's own distributed code says beside the passes, in bytes."""
+    said = f"PyTorch's own code, traced on a fake rank, takes {traced:,} bytes at its peak"
+    return f"{said}; the passes differ by {passes - traced:+,}"
+
+
 def count(number: int) -> str:
     """Parameters and the like: `123.7 M`, `8.03 B`, `512`."""
     for name, size, digits in (("B", 10**9, 2), ("M", 10**6, 1), ("K", 10**3, 1)):

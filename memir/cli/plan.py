@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -11,12 +11,13 @@ from typing import TYPE_CHECKING
 import click
 
 from memir.cli.options import Request, cache_option, output_option, progress, step_options, write
-from memir.errors import EXIT_INCONCLUSIVE, EXIT_NO, EXIT_OK, UsageError
+from memir.errors import EXIT_INCONCLUSIVE, EXIT_NO, EXIT_OK, InconclusiveError, UsageError
 from memir.recipe import Lora, Quantize, Recipe
 
 if TYPE_CHECKING:
     from memir.api import TracedProgram
     from memir.ir.core import Program
+    from memir.planner.search import Evaluated
 
 FORMS = ("torchrun", "accelerate", "deepspeed", "torchtitan")
 CHECKPOINTS = ("none", "selective", "full")
@@ -55,6 +56,7 @@ _TUNE = "What is trained; lora and qlora take r=16 unless --lora or --quantize s
     metavar="PERCENT",
     help="Memory to keep free: fragmentation, NCCL, what differs between ranks.",
 )
+@click.option("--exact", is_flag=True, help="Trace the winner with PyTorch's own FSDP2 and DTensor too, and print its peak.")
 @click.option("--emit", type=click.Choice(FORMS), help="Write the winner as a configuration instead.")
 @click.option("--format", "form", type=click.Choice(("text", "json")), default="text", show_default=True)
 @output_option
@@ -72,6 +74,7 @@ def command(
     methods: str | None,
     checkpoints: str,
     margin: float,
+    exact: bool,
     emit: str | None,
     form: str,
     output: Path | None,
@@ -157,6 +160,7 @@ def command(
         )
         found = Search(problem, variants, copies, inner, step).run()
         said = answer(found, problem, variants, ROWS, say)
+        traced = _exact(said.winner, request, recipe, seq, cut, say) if exact and said.winner is not None else None
     setting = Setting(request.model, recipe.dtype, seq, global_batch, cluster.per_node, _typed(recipe, gpu))
     if emit is not None and said.winner is not None:
         write(WRITERS[emit](said.winner, setting), output)
@@ -165,13 +169,29 @@ def command(
     used = list(traces.values()) if said.winner is None else [traces[kind_of(*said.winner.candidate.step)]]
     notes = tuple(dict.fromkeys(note for one in used for note in (*one.inconclusive, *one.assumptions)))
     trained = summary(replace(recipe, gpu="")) + ("" if cut is None else f", cut {cut}")
-    page = Page(said, setting, trained, kind.card.key, problem.capacity, margin, objective, where, notes)
+    page = Page(said, setting, trained, kind.card.key, problem.capacity, margin, objective, where, notes, traced)
     write({"text": to_text, "json": to_json}[form](page), output)
     if emit is not None:
         print("nothing fits, so there is no configuration to write", file=sys.stderr)
     if said.winner is not None:
         return EXIT_OK
     return EXIT_INCONCLUSIVE if said.failures or not said.rows else EXIT_NO
+
+
+def _exact(
+    winner: Evaluated, request: Request, recipe: Recipe, seq: int, cut: int | None, say: Callable[[str], None]
+) -> int | str:
+    """The winner's peak by PyTorch's own code, or why it has none."""
+    from memir.api import exact_peak
+
+    if cut is not None:
+        return "a frozen prefix is a pass, which PyTorch's own methods do not know of"
+    batch, accumulate = winner.candidate.step
+    keywords = {**request.keywords(), "batch": batch, "seq": seq, "parallel": winner.candidate.text}
+    try:
+        return exact_peak(request.model, replace(recipe, accumulate=accumulate), **keywords, progress=say)
+    except (UsageError, InconclusiveError) as error:
+        return error.message
 
 
 def _tried(text: str, recipe: Recipe) -> tuple[str, ...]:

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 
 from memir.ir.core import Value
 from memir.ir.size import ONE, ZERO, Size
@@ -23,6 +24,7 @@ class Part:
     outer: Size = ONE
 
 
+@lru_cache(maxsize=65536)
 def quotient(size: Size, by: Size) -> Size | None:
     """size / by where it is a polynomial with whole coefficients and no negative exponents; None otherwise."""
     if size == by:

@@ -334,11 +334,13 @@ ZERO = Size()
 ONE = Size.of(1)
 
 
+@lru_cache(maxsize=65536)
 def ceil_div(a: Size | int, b: Size | int) -> Size:
     """ceil(a/b); what divides exactly is taken out of the generator."""
     return _canonical(Gen("ceil", Size.of(a), Size.of(b)))
 
 
+@lru_cache(maxsize=65536)
 def floor_div(a: Size | int, b: Size | int) -> Size:
     """floor(a/b); what divides exactly is taken out of the generator."""
     return _canonical(Gen("floor", Size.of(a), Size.of(b)))

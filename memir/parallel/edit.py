@@ -27,6 +27,10 @@ class Edit:
     added: list[Storage] = field(default_factory=list)
     values: dict[str, Value | None] = field(default_factory=dict)  # of those before the first operator
     added_values: list[Value] = field(default_factory=list)
+    declared: dict[str, Storage] = field(default_factory=dict)  # by name, as they were declared first
+
+    def __post_init__(self) -> None:
+        self.declared = {s.name: s for s in self.flow.program.storages}
 
     def op(self, position: int) -> Op:
         """The operator as it stands now; ValueError if it is gone."""
@@ -49,11 +53,12 @@ class Edit:
 
     def storage(self, name: str) -> Storage:
         """A storage of the program as it is declared now. KeyError if there is none."""
-        return self.storages.get(name) or self._declared()[name]
+        return self.storages.get(name) or self.declared[name]
 
     def declare(self, storage: Storage) -> str:
         """A new storage; its name."""
         self.added.append(storage)
+        self.declared[storage.name] = storage
         return storage.name
 
     def resize(self, name: str, nbytes: Size) -> None:
@@ -113,9 +118,6 @@ class Edit:
 
     def _kept(self, storages: Sequence[Storage]) -> list[Storage]:
         return [now for s in storages if (now := self.storages.get(s.name, s)) is not None]
-
-    def _declared(self) -> dict[str, Storage]:
-        return {s.name: s for s in (*self.flow.program.storages, *self.added)}
 
     def _without(self, position: int, name: str) -> None:
         op = self.ops.get(position, self.flow.ops[position])

@@ -9,7 +9,14 @@ from memir.ir.size import Size
 _PIPELINE = "pipeline-parallel"
 _EXPERTS = "expert-parallel"
 MOST = 2**18  # ranks of an axis
-_COPIES = ("data-parallel", "fsdp", "fsdp1", "zero")  # ranks with batches of their own: all of the model, or its shards
+_COPIES = (
+    "data-parallel",
+    "fsdp",
+    "fsdp1",
+    "zero-1",
+    "zero-2",
+    "zero-3",
+)  # ranks with batches of their own: all of the model, or its shards
 
 
 def check_axis(program: Program, name: str, degree: int) -> bool:

@@ -101,6 +101,7 @@ class _Sharding:
         self.before = {v.name: v for v in self.flow.program.values}
         self.before |= {r.name: r for op in self.flow.ops for r in op.results}
         self.storages = {s.name: s for s in self.flow.program.storages}
+        self.first = {v.storage: v for v in reversed(self.flow.program.values)}
         self.now: dict[str, Value] = {}  # the old name of a value -> what stands for it
         owned = [(s.name, self.shards.get(s.of or "")) for s in self.storages.values()]
         self.owner = {name: shard for name, shard in owned if shard is not None}
@@ -206,7 +207,7 @@ class _Sharding:
         return value.storage in self.owner and self.storages[value.storage].kind == Kind.GRADIENT
 
     def _whole(self, shard: Shard) -> Value:
-        return next(v for v in self.flow.program.values if v.storage == shard.parameter)
+        return self.first[shard.parameter]
 
     @staticmethod
     def _like(value: Value, shard: Shard, dtype: str) -> Value:

@@ -212,7 +212,7 @@ class _Weights:
         """The tensor that is cut out of a flat buffer, without padding."""
         value = self._whole(name)
         nbytes = Size.of(self.numel[name] * ITEMSIZE[self.tensors[name].dtype])
-        self.edit.added = [replace(s, nbytes=nbytes) if s.name == value.storage else s for s in self.edit.added]
+        self.edit.resize(value.storage, nbytes)
         return value
 
     def _free(self, position: int, names: Sequence[str]) -> None:

@@ -5,12 +5,19 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
+from memir.analysis.words import Unit
 from memir.errors import MemirError
 from memir.hardware import cards
 from memir.planner.search import Evaluated, Failure, Found, Problem
 from memir.planner.variant import Variants, exact
 
 GIB = 2**30
+
+
+def in_words(nbytes: int) -> str:
+    """`70.9 GiB`; below a tenth of one in MiB."""
+    unit = Unit.of(nbytes)
+    return f"{nbytes / unit.nbytes:,.1f} {unit.name}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,7 +75,7 @@ def _reason(winner: Evaluated, found: Found, rows: Sequence[Evaluated], problem:
     simpler = [row for row in rows if not row.fits and _is_simpler(row, winner)]
     for row in simpler[:2]:
         least = "at least " if row.bound else ""
-        said.append(f"{row.candidate.layout.name} does not fit (needs {least}{row.peak / GIB:.1f} GiB)")
+        said.append(f"{row.candidate.layout.name} does not fit (needs {least}{in_words(row.peak)})")
     second = next((row for row in rows if row.fits and row.candidate.layout.kind != winner.candidate.layout.kind), None)
     if second is not None and second.time is not None:
         share = second.time.exposed / second.time.seconds
@@ -84,7 +91,7 @@ def _reason(winner: Evaluated, found: Found, rows: Sequence[Evaluated], problem:
     ]  # fmt: skip
     if lighter and winner.candidate.checkpoint != "none":
         least = "at least " if lighter[0].bound else ""
-        said.append(f"without checkpointing it needs {least}{lighter[0].peak / GIB:.1f} GiB")
+        said.append(f"without checkpointing it needs {least}{in_words(lighter[0].peak)}")
     if not said:
         said.append("nothing else that was looked at is faster" if problem.objective == "time" else "nothing else does better")
     return "; ".join(said)
@@ -103,7 +110,7 @@ def changes(found: Found, problem: Problem, variants: Variants) -> list[str]:
         return []
     at_least = "at least " if least.bound else ""
     name = f"{least.candidate.layout.name}, micro-batch {least.candidate.batch}, checkpointing {least.candidate.checkpoint}"
-    said = [f"nearest: {name} needs {at_least}{least.peak / GIB:.1f} GiB of {problem.capacity / GIB:.1f}"]
+    said = [f"nearest: {name} needs {at_least}{in_words(least.peak)} of {in_words(problem.capacity)}"]
     if not least.bound:
         shorter = _longest(least, problem, variants)
         if shorter:

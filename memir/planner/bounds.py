@@ -60,7 +60,7 @@ class Bounds:
             program = variant.programs[0]
             _, line = frames_of(program)
             last = max(i for i, step in enumerate(line.steps) if step.phase.name.endswith("forward"))
-            env = {"B": batch, "S": self.seq, **dict(variant.fixed)}
+            env = {"B": batch, "S": self.seq, **variant.fixed}
             saved, start = line.size(line.after[last]), line.size(line.start)
             self._saved[key] = (saved - start).evaluate({name: env[name] for name in program.dims})
         return self._saved[key]

@@ -5,13 +5,14 @@ from __future__ import annotations
 import json
 from dataclasses import dataclass
 
-from memir.planner.answer import GIB, Answer
+from memir.analysis.words import Unit, exactly
+from memir.planner.answer import Answer, in_words
 from memir.planner.emit import Setting
 from memir.planner.search import Evaluated
 
 WIDTH = 100
 _FAILED = 5  # kinds that are told why they are not described
-HEAD = "  method                     GPUs micro accum  ckpt       peak GiB  fits  tokens/s  limited by"
+HEAD = "  method                     GPUs micro accum  ckpt       peak {}  fits  tokens/s  limited by"
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,6 +28,7 @@ class Page:
     objective: str
     cluster: str  # in words
     notes: tuple[str, ...] = ()
+    exact: int | str | None = None  # the winner's peak by PyTorch's own code; why not; None: not asked
 
 
 def to_text(page: Page) -> str:
@@ -36,28 +38,37 @@ def to_text(page: Page) -> str:
     asked = f"S={setting.seq:,}, global batch {setting.global_batch:,}, {page.cluster}"
     lines.append(f"{setting.target}   {page.recipe}   {asked}")
     lines.append("")
-    room = f"of {page.capacity / GIB:.1f}, {page.margin:g} % kept free"
-    if found.winner is not None:
+    unit = Unit.of(max((row.peak for row in found.rows), default=page.capacity))
+    capacity = in_words(page.capacity)
+    room = f"of {capacity.removesuffix(f' {unit.name}')}, {page.margin:g} % kept free"
+    if not found.rows:
+        lines.append("no answer: no method's program can be made")
+    elif found.winner is not None:
         one = found.winner
         lines.append(f"best: {_described(one)}")
         tokens = f"{one.tokens:,.0f} tokens/s predicted"
-        lines.append(f"  {tokens}, {one.tokens / one.num_gpus:,.0f} a GPU   {one.peak / GIB:.1f} GiB a rank {room}")
+        lines.append(f"  {tokens}, {one.tokens / one.num_gpus:,.0f} a GPU   {in_words(one.peak)} a rank {room}")
         lines += _wrapped(f"because: {found.reason}", "  ")
     else:
         lines.append(f"nothing fits {room}")
         lines += [f"  {change}" for change in found.changes]
     lines.append("")
-    lines.append(HEAD)
-    for row in found.rows:
-        lines.append(_line(row))
+    if found.rows:
+        lines.append(HEAD.format(unit.name))
+    lines += [_line(row, unit) for row in found.rows]
     failed = _failed(found)
     lines += [_cut(f"  {kind:<26} not described: {reason}") for kind, reason in failed[:_FAILED]]
     if len(failed) > _FAILED:
         lines.append(f"  and {len(failed) - _FAILED} kinds more that are not described (--format json)")
     lines.append("")
     counted = f"{found.evaluated:,} of {found.candidates:,} candidates evaluated, the others pruned by bounds; {found.variants}"
-    lines += _wrapped(f"{counted} programs; the peaks of the rows were recomputed at every operator", "  ")
+    checked = "; the peaks of the rows were recomputed at every operator" if found.rows else ""
+    lines += _wrapped(f"{counted} programs{checked}", "  ")
     lines += [line for note in page.notes[:2] for line in _wrapped(f"assumed: {note}", "  ")[:2]]
+    if page.exact is not None and found.winner is not None:
+        exact = page.exact
+        said = f"not possible: {exact}" if isinstance(exact, str) else exactly(exact, found.winner.peak)
+        lines += _wrapped(f"exact: {said}", "  ")
     if found.winner is not None:
         lines += _wrapped(f"again: {setting.command(found.winner)}", "  ")
     return "\n".join(lines) + "\n"
@@ -71,14 +82,14 @@ def _described(one: Evaluated) -> str:
     return f"{candidate.layout.name}{ranks}, micro-batch {candidate.batch}{accumulate}, {checkpoint[candidate.checkpoint]}"
 
 
-def _line(row: Evaluated) -> str:
+def _line(row: Evaluated, unit: Unit) -> str:
     candidate = row.candidate
-    least = ">" if row.bound else ""
+    peak = (">" if row.bound else "") + f"{row.peak / unit.nbytes:,.1f}"
     tokens = f"{row.tokens:,.0f}" if row.time is not None else "-"
     limit = row.time.limit if row.time is not None else ""
     return (
         f"  {candidate.layout.name:<26} {row.num_gpus:>4} {candidate.batch:>5} {candidate.accumulate:>5}  "
-        f"{candidate.checkpoint:<9} {least + f'{row.peak / GIB:.1f}':>9}  {'yes' if row.fits else 'no':<4} {tokens:>9}  {limit}"
+        f"{candidate.checkpoint:<9} {peak:>9}  {'yes' if row.fits else 'no':<4} {tokens:>9}  {limit}"
     ).rstrip()
 
 
@@ -124,6 +135,8 @@ def to_json(page: Page) -> str:
                 "margin_percent": page.margin,
                 "objective": page.objective,
                 "winner": None if found.winner is None else _row(found.winner),
+                "exact_peak": page.exact if isinstance(page.exact, int) else None,
+                "exact_reason": page.exact if isinstance(page.exact, str) else "",
                 "reason": found.reason,
                 "changes": list(found.changes),
                 "rows": [_row(row) for row in found.rows],

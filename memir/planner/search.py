@@ -14,7 +14,7 @@ from functools import reduce
 from memir.analysis.cost.device import Device
 from memir.analysis.cost.parts import Parts
 from memir.analysis.cost.step import Exchange, StepTime, bubble_of, step_time
-from memir.errors import UsageError
+from memir.errors import InconclusiveError, UsageError
 from memir.hardware.links import Cluster
 from memir.planner.bounds import Bounds
 from memir.planner.facts import Facts
@@ -203,7 +203,7 @@ class Search:
             return None
         try:
             peak, place = variant.peak(candidate.batch, seq)
-        except UsageError as error:
+        except (UsageError, InconclusiveError) as error:
             self._fail(candidate, error.message)
             return None
         fits = peak <= problem.capacity

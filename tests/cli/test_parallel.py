@@ -54,6 +54,12 @@ def test_one_rank_of_several() -> None:
         (("--parallel", "fsdp{degree=2 replicate=0}"), "replicate 0"),
         (("--parallel", "data-parallel{degree=2},fsdp{degree=2}"), "made copies of the model already"),
         (("--parallel", "fsdp{degree=2},fsdp1{degree=2}"), "made copies of the model already"),
+        (("--parallel", "fsdp{degree=2},tensor-parallel{degree=2}"), "here  tensor-parallel, fsdp"),
+        (("--parallel", "pipeline-parallel{degree=2},context-parallel{degree=2}"), "here  context-parallel, pipeline-parallel"),
+        (("--pp", "2", "--accumulate", "4"), "pipeline-parallel{degree=2 microbatches=4}"),
+        (("--parallel", "fsdp{degree=d}"), "a degree is a number here"),
+        (("--cp", "3"), "S=60 or S=66"),
+        (("--exact",), "--exact: traces a distributed method"),
         (("--parallel", "pipeline-parallel{degree=2 tied=copy stage=5}"), "stage 5 of 2"),
         (("--lora", "r=8"), "no default LoRA targets"),
     ],
@@ -69,6 +75,20 @@ def test_one_stage_where_it_is_named_and_a_degree_of_1_is_told() -> None:
     assert code == 0
     assert json.loads(text)["stages"] == []
     assert "a degree of 1 changes nothing" in run("--parallel", "fsdp")[1]
+
+
+def test_the_stage_of_zero_is_in_the_mesh_and_its_bucket_is_told() -> None:
+    code, text, _ = run("--zero", "2", "--ddp", "2")
+    assert code == 0
+    assert "one rank of 2: zero-2 2" in text
+    assert "DeepSpeed's default reduce-bucket-size" in " ".join(text.split())
+
+
+def test_pytorch_s_own_code_beside_the_passes() -> None:
+    text = " ".join(run("--fsdp", "2", "--exact")[1].split())
+    assert "traced on a fake rank, takes" in text
+    assert "the passes differ by +0" in text
+    assert "--exact is not possible: data-parallel" in " ".join(run("--ddp", "2", "--exact")[1].split())
 
 
 def test_a_sweep_wants_one_stage() -> None:

@@ -93,6 +93,25 @@ def test_pipelines_are_described_and_what_a_pass_refuses_is_told() -> None:
         assert (row["seconds"]["bubble"] > 0) == (row["degrees"]["pipeline"] > 1)
 
 
+def test_pytorch_s_own_code_beside_the_winner() -> None:
+    more = ["--gpus", "2", "--checkpoints", "full", "--exact", "--format", "json"]
+    document = json.loads(run(*ARGUMENTS, *more, "--methods", "fsdp").stdout)
+    assert document["exact_peak"] == document["winner"]["peak"]
+    document = json.loads(run(*ARGUMENTS, *more, "--methods", "ddp").stdout)
+    assert document["exact_peak"] is None
+    assert "cannot be traced" in document["exact_reason"]
+
+
+def test_small_models_are_in_mib_and_nothing_described_is_no_answer() -> None:
+    result = run(*ARGUMENTS, "--gpus", "1", "--checkpoints", "none")
+    assert "peak MiB" in result.stdout
+    assert " 0.0" not in result.stdout
+    result = run(*ARGUMENTS, "--gpus", "2", "--methods", "tp-sp", "--checkpoints", "none")
+    assert result.exit_code == 3
+    assert "no answer: no method's program can be made" in result.stdout
+    assert "nothing fits" not in result.stdout
+
+
 def test_nothing_fits() -> None:
     result = run(*ARGUMENTS, "--gpus", "1", "--set", "width=65536", "--checkpoints", "full")
     assert result.exit_code == 1

@@ -72,6 +72,15 @@ class Costs:
             same = shaped.get(key)
             shaped[key] = work if same is None else replace(same, times=same.times + work.times)
 
+    def bound(self, env: Mapping[str, int]) -> Costs:
+        """The same with numbers for these symbols: what is to be evaluated at many other sizes. ValueError where one is not
+        whole."""
+        new = Costs(())
+        new._moved = {place: size.substitute(env) for place, size in self._moved.items()}
+        new._launches = {place: size.substitute(env) for place, size in self._launches.items()}
+        new._shaped = {place: {key: work.bound(env) for key, work in works.items()} for place, works in self._shaped.items()}
+        return new
+
     def at(self, env: Env, device: Device, layers: int, microbatches: int = 1) -> Parts:
         """One micro-batch at `env`, of a step that has so many. `env` has every symbol of the operators."""
         sums = {place: self._spent(place, env, device) for place in {*self._moved, *self._shaped}}

@@ -106,9 +106,8 @@ def plan_of(graph: Graph) -> Plan:
 
 def _refuse_experts(graph: Graph) -> None:
     """Experts' weights are stacked, [experts, out, in]: splitting those is another plan."""
-    kinds = {s.name: s.kind for s in graph.flow.program.storages}
     for value in graph.flow.program.values:
-        if kinds[value.storage] == Kind.PARAMETER and len(value.shape) > 2:
+        if graph.kinds[value.storage] == Kind.PARAMETER and len(value.shape) > 2:
             message = f"tensor-parallel: a parameter of {len(value.shape)} dimensions, as experts have, cannot be split yet"
             raise InconclusiveError(message, where=value.storage, hint="expert-parallel{degree=...}  splits the experts")
 
@@ -130,7 +129,6 @@ def _chain(graph: Graph, reach: Reach, linears: dict[int, Linear]) -> Chain | No
     columns: list[Linear] = []
     rows: list[Linear] = []
     attention = False
-    kinds = {s.name: s.kind for s in graph.flow.program.storages}
     for position in sorted(reach.crossed):
         op = graph.flow.ops[position]
         attention = attention or base_name(op.opcode).startswith(_ATTENTION)
@@ -141,7 +139,7 @@ def _chain(graph: Graph, reach: Reach, linears: dict[int, Linear]) -> Chain | No
         if part is None:
             return None  # its tokens are divided, not its weight
         (rows if part.dim == 0 else columns).append(linear)
-    owned = {kinds[graph.flow.storage[name]] for name in reach.parts}
+    owned = {graph.kinds[graph.flow.storage[name]] for name in reach.parts}
     if not columns or not rows or owned & {Kind.BUFFER, Kind.INPUT}:
         return None
     return Chain(tuple(columns), tuple(rows), "attention" if attention else "mlp", reach)

@@ -3,6 +3,7 @@ reduces them (torch/distributed/fsdp/_fully_shard/_fsdp_param.py, `_get_grad_inn
 
 from __future__ import annotations
 
+from collections import defaultdict
 from dataclasses import replace
 
 from memir.errors import InconclusiveError
@@ -23,6 +24,10 @@ def place(state: Placed, uncut: set[str], partial: set[str]) -> dict[str, Value]
     flow, edit = state.graph.flow, state.edit
     taken = set(flow.storage) | {s.name for s in flow.program.storages}
     declared = {s.name: s for s in flow.program.storages}
+    makers: dict[str, list[int]] = defaultdict(list)
+    for number, op in enumerate(flow.ops):
+        for name in dict.fromkeys(r.storage for r in op.results):
+            makers[name].append(number)
     found: dict[str, Value] = {}
     for name in sorted(uncut | partial, key=lambda n: flow.born.get(n, -1)):
         storage = declared[name]
@@ -30,8 +35,7 @@ def place(state: Placed, uncut: set[str], partial: set[str]) -> dict[str, Value]
             raise InconclusiveError(
                 "a gradient that outlives the step cannot be placed yet", where=f"${name}", hint="zero_grad last"
             )
-        makers = [p for p, op in enumerate(flow.ops) if any(r.storage == name for r in op.results)]
-        position = max(p for p in makers if not in_optimizer(flow.phase[p]))
+        position = max(p for p in makers[name] if not in_optimizer(flow.phase[p]))
         value = next(r for r in reversed(flow.ops[position].results) if r.storage == name)
         shape = (state.local.piece(value.shape[0]), *value.shape[1:]) if name in uncut else value.shape
         new = fresh(name, ".placed", taken)

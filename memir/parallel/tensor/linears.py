@@ -28,10 +28,9 @@ class Linear:
 
 def parameter_of(graph: Graph, value: str) -> str | None:
     """The parameter's storage that a value is a view or a cast of, None where it is neither."""
-    kinds = {s.name: s.kind for s in graph.flow.program.storages}
     while True:
         storage = graph.flow.storage[value]
-        if kinds[storage] == Kind.PARAMETER:
+        if graph.kinds[storage] == Kind.PARAMETER:
             return storage
         made = graph.flow.made.get(value)
         op = graph.flow.ops[made] if made is not None else None

@@ -22,6 +22,8 @@ class Local:
     parts: Mapping[str, Part]
     degree: Size
     first: dict[str, Value] = field(default_factory=dict)  # storage -> the value that allocates it, or is there before
+    _values: dict[Value, Value] = field(default_factory=dict)
+    _rows: dict[str, tuple[Size | None, Size]] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         for value in self.graph.values.values():
@@ -44,6 +46,12 @@ class Local:
 
     def value(self, value: Value) -> Value:
         """The value as the rank has it."""
+        found = self._values.get(value)
+        if found is None:
+            found = self._values[value] = self._value(value)
+        return found
+
+    def _value(self, value: Value) -> Value:
         part = self.parts.get(value.name)
         whole, own = self._row(value.storage)
         shape = value.shape
@@ -69,6 +77,12 @@ class Local:
 
     def _row(self, storage: str) -> tuple[Size | None, Size]:
         """The elements over which the divided part of a storage reaches, of the whole and of the rank's."""
+        found = self._rows.get(storage)
+        if found is None:
+            found = self._rows[storage] = self._reaching(storage)
+        return found
+
+    def _reaching(self, storage: str) -> tuple[Size | None, Size]:
         first = self.first.get(storage)
         part = None if first is None else self.parts.get(first.name)
         if first is None or part is None:

@@ -96,12 +96,11 @@ def _partial(graph: Graph, reach: Reach) -> set[str]:
     """
     flow = graph.flow
     found = set(reach.partial)
-    kinds = {s.name: s.kind for s in flow.program.storages}
     for position, op in enumerate(flow.ops):
         if not op.operands or not found & set(op.operands) or op.opcode == MARK:
             continue
         base = base_name(op.opcode)
-        if kinds[flow.storage[next(o for o in op.operands if o in found)]] == Kind.GRADIENT:
+        if graph.kinds[flow.storage[next(o for o in op.operands if o in found)]] == Kind.GRADIENT:
             found |= {r.name for r in op.results if base in (*SHAPES, "t")}
         elif base in (*SHAPES, "t") or (flow.gathers[position] and set(op.operands) <= found):
             found |= {r.name for r in op.results}

@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 
 from memir.errors import InconclusiveError
-from memir.ir.core import Op, Value
+from memir.ir.core import Kind, Op, Value
 from memir.ir.dims import Slot, spread
 from memir.ir.reshape import Part
 from memir.parallel.shards import in_optimizer
@@ -42,11 +42,13 @@ class Graph:
     flow: Flow
     values: dict[str, Value] = field(default_factory=dict)
     readers: dict[str, list[int]] = field(default_factory=lambda: defaultdict(list))
+    kinds: dict[str, Kind] = field(default_factory=dict)  # of storages
 
     def __post_init__(self) -> None:
         self.values = {v.name: v for v in self.flow.program.values}
+        self.kinds = {s.name: s.kind for s in self.flow.program.storages}
         for position, op in enumerate(self.flow.ops):
-            self.values |= {r.name: r for r in op.results}
+            self.values.update((r.name, r) for r in op.results)
             for name in dict.fromkeys(op.operands):
                 self.readers[name].append(position)
 
