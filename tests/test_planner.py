@@ -211,6 +211,32 @@ def test_degrees_as_symbols_have_each_degree_s_own_bytes_and_seconds() -> None:
     assert "do not divide by degree 3" in refused.failure
 
 
+def test_offloading_is_looked_at_where_nothing_else_fits(variants: Variants) -> None:
+    copies = (BY_KEY["fsdp"], BY_KEY["fsdp-offload"])
+    wide = Search(problem(variants, 2**40), variants, copies, (), offloads=False).run()
+    assert not any(one.candidate.layout.offloads for one in (*wide.evaluated, *wide.pruned))
+    both = Search(problem(variants, 2**40), variants, copies, ())
+    every = [one for pair in both.candidates() if (one := both.evaluate(*pair)) is not None]
+    plain = min(one.peak for one in every if not one.candidate.layout.offloads)
+    asked = problem(variants, plain - 1)
+    search = Search(asked, variants, copies, (), offloads=False)
+    found = search.run()
+    best = found.best("time")
+    assert best is not None
+    assert best.candidate.layout.copies is not None
+    assert best.candidate.layout.copies.key == "fsdp-offload"
+    program, fixed = variants.step(*best.candidate.step)
+    assert exact(best.candidate.text, program, fixed, best.candidate.batch, 64) == best.peak
+    # a quarter of parameters and both states, rows rounded up; steps are numbers
+    assert best.host >= (asked.facts.parameters + asked.facts.states) / 4
+    assert best.time is not None
+    assert best.time.host > 0 == best.time.optimizer
+    for one in every:
+        assert one.time is not None
+        assert search.bounds.nbytes(one.candidate) <= one.peak
+        assert search.bounds.seconds(one.candidate) <= one.time.seconds * (1 + 1e-9)
+
+
 def test_objectives(variants: Variants) -> None:
     fewest = Search(problem(variants, 2**40, "gpus"), variants, (ALONE,), ()).run().best("gpus")
     cheapest = Search(problem(variants, 2**40, "cost"), variants, (ALONE,), ()).run().best("cost")
@@ -262,6 +288,9 @@ def test_deepspeed() -> None:
     assert config["zero_optimization"]["stage"] == 2
     assert config["train_batch_size"] == 8 * config["train_micro_batch_size_per_gpu"] * config["gradient_accumulation_steps"]
     assert config["bf16"]["enabled"]
+    offloaded = json.loads(deepspeed(planned("zero-3-offload", 8), SETTING))["zero_optimization"]
+    assert (offloaded["stage"], offloaded["offload_param"]["device"]) == (3, "cpu")
+    assert "offload_policy=CPUOffloadPolicy()" in torchrun(planned("fsdp-offload", 8), SETTING)
 
 
 def test_torchtitan() -> None:

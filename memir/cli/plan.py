@@ -158,7 +158,7 @@ def command(
             objective=objective,
             experts=any(work.shape.form in ("groups", "weights") for work in works),
         )
-        found = Search(problem, variants, copies, inner, step).run()
+        found = Search(problem, variants, copies, inner, step, offloads=methods is not None).run()
         said = answer(found, problem, variants, ROWS, say)
         traced = _exact(said.winner, request, recipe, seq, cut, say) if exact and said.winner is not None else None
     setting = Setting(request.model, recipe.dtype, seq, global_batch, cluster.per_node, _typed(recipe, gpu))

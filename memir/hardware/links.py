@@ -64,6 +64,11 @@ def inter_link(name: str) -> Link:
     return Link(match[0], "net", int(match[2]) * 1e9 / 8 * _NET)
 
 
+HOST_MEMORY = (
+    2 * 204.8e9
+)  # bytes a second of a node: two sockets of eight channels DDR4-3200 (AMD EPYC 7742; DGX A100 user guide)
+
+
 def host_bandwidth(card: Card) -> float:
     """Bytes a second between the GPU and the host's pinned memory, one direction.
 

@@ -40,14 +40,16 @@ class Bounds:
         inner = degrees.tensor * degrees.context * degrees.pipeline
         micro, optimizer = self._computing(candidate.checkpoint, candidate.batch)
         idle = bubble_of(degrees.pipeline) if degrees.pipeline > 1 else 0.0
-        return micro * (candidate.accumulate + idle) / inner + optimizer / degrees.ranks
+        stepping = 0.0 if candidate.layout.offloads else optimizer / degrees.ranks
+        return micro * (candidate.accumulate + idle) / inner + stepping
 
     def _static(self, layout: Layout) -> tuple[float, float, float]:
         whole = (self.facts.parameters, self.facts.gradients, self.facts.states)
         parts = [float(number) for number in whole]
         for method in (*layout.inner, *([layout.copies] if layout.copies else [])):
             degree = getattr(layout.degrees, method.axis)
-            parts = [part / degree if divided else part for part, divided in zip(parts, method.static, strict=True)]
+            left = 0.0 if method.offloads else 1 / degree  # of what is divided, on the GPU
+            parts = [part * left if divided else part for part, divided in zip(parts, method.static, strict=True)]
         return parts[0], parts[1], parts[2]
 
     def _saved_at(self, checkpoint: str, batch: int) -> int:

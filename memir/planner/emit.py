@@ -13,6 +13,9 @@ from dataclasses import dataclass
 from memir.errors import UsageError
 from memir.planner.search import Evaluated
 
+_ZERO = {"zero-1", "zero-2", "zero-3", "zero-2-offload", "zero-3-offload"}
+_FSDP = {"fsdp", "fsdp-kept", "fsdp-offload"}
+
 
 @dataclass(frozen=True, slots=True)
 class Setting:
@@ -42,7 +45,7 @@ def torchrun(one: Evaluated, setting: Setting) -> str:
     nodes = -(-one.num_gpus // setting.per_node)
     each = one.num_gpus // nodes
     copies = candidate.layout.copies.key if candidate.layout.copies else ""
-    _refuse("torchrun", copies, {"zero-1", "zero-2", "zero-3"}, "deepspeed")
+    _refuse("torchrun", copies, _ZERO, "deepspeed")
     if degrees.pipeline > 1 or degrees.context > 1 or degrees.expert > 1:
         raise UsageError(
             "--emit torchrun: pipelines, context and expert parallelism are more than a few calls", hint="--emit torchtitan"
@@ -67,9 +70,12 @@ def torchrun(one: Evaluated, setting: Setting) -> str:
     elif candidate.checkpoint == "selective":
         lines += ["# selective: torch.utils.checkpoint.create_selective_checkpoint_contexts around every layer"]
     if copies.startswith("fsdp"):
-        after = ", reshard_after_forward=False" if copies == "fsdp-kept" else ""
+        more = {"fsdp-kept": ", reshard_after_forward=False", "fsdp-offload": ", offload_policy=CPUOffloadPolicy()"}
+        after = more.get(copies, "")
         lines += [
-            "from torch.distributed.fsdp import fully_shard",
+            "from torch.distributed.fsdp import CPUOffloadPolicy, fully_shard"
+            if copies == "fsdp-offload"
+            else "from torch.distributed.fsdp import fully_shard",
             "for layer in layers:",
             f'    fully_shard(layer, mesh=mesh["dp"]{after})',
             f'fully_shard(model, mesh=mesh["dp"]{after})',
@@ -86,7 +92,7 @@ def accelerate(one: Evaluated, setting: Setting) -> str:
     """`accelerate launch --config_file`, for FSDP2, DDP and tensor parallelism within it."""
     degrees, candidate = one.candidate.layout.degrees, one.candidate
     copies = candidate.layout.copies.key if candidate.layout.copies else ""
-    _refuse("accelerate", copies, {"zero-1", "zero-2", "zero-3"}, "deepspeed")
+    _refuse("accelerate", copies, _ZERO, "deepspeed")
     if degrees.pipeline > 1 or degrees.expert > 1:
         raise UsageError(
             "--emit accelerate: it has no pipelines and no expert parallelism in training", hint="--emit torchtitan"
@@ -109,6 +115,7 @@ def accelerate(one: Evaluated, setting: Setting) -> str:
             f"  fsdp_reshard_after_forward: {'false' if copies == 'fsdp-kept' else 'true'}",
             f"  fsdp_activation_checkpointing: {'true' if candidate.checkpoint == 'full' else 'false'}",
             "  fsdp_state_dict_type: SHARDED_STATE_DICT",
+            f"  fsdp_offload_params: {'true' if copies == 'fsdp-offload' else 'false'}",
         ]
     if degrees.tensor > 1 or degrees.context > 1:
         lines += [
@@ -124,17 +131,22 @@ def deepspeed(one: Evaluated, setting: Setting) -> str:
     """DeepSpeed's configuration, for ZeRO and plain data parallelism (stage 0)."""
     degrees, candidate = one.candidate.layout.degrees, one.candidate
     copies = candidate.layout.copies.key if candidate.layout.copies else "ddp"
-    _refuse("deepspeed", copies, {"fsdp", "fsdp-kept"}, "accelerate")
+    _refuse("deepspeed", copies, _FSDP, "accelerate")
     if degrees.pipeline > 1 or degrees.context > 1 or degrees.expert > 1 or degrees.tensor > 1:
         raise UsageError("--emit deepspeed: only ZeRO by itself is written", hint="--emit torchtitan")
-    stage = int(copies[-1]) if copies.startswith("zero") else 0
+    stage = int(copies.split("-")[1]) if copies.startswith("zero") else 0
+    zero: dict[str, object] = {"stage": stage}
+    if copies.endswith("-offload"):
+        zero["offload_optimizer"] = {"device": "cpu", "pin_memory": True}
+        if stage == 3:
+            zero["offload_param"] = {"device": "cpu", "pin_memory": True}
     config: dict[str, object] = {
         "train_micro_batch_size_per_gpu": candidate.batch,
         "gradient_accumulation_steps": candidate.accumulate,
         "train_batch_size": setting.global_batch,
         "bf16": {"enabled": setting.dtype == "bf16"},
         "fp16": {"enabled": setting.dtype == "f16"},
-        "zero_optimization": {"stage": stage},
+        "zero_optimization": zero,
     }
     return json.dumps(config, indent=2) + "\n"
 
@@ -143,13 +155,14 @@ def torchtitan(one: Evaluated, setting: Setting) -> str:
     """torchtitan's TOML."""
     degrees, candidate = one.candidate.layout.degrees, one.candidate
     copies = candidate.layout.copies.key if candidate.layout.copies else ""
-    _refuse("torchtitan", copies, {"zero-1", "zero-2", "zero-3"}, "deepspeed")
+    _refuse("torchtitan", copies, _ZERO, "deepspeed")
     sharded = copies.startswith("fsdp")
     lines = [
         "[training]",
         f"local_batch_size = {candidate.batch if degrees.pipeline == 1 else candidate.batch * candidate.accumulate}",
         f"global_batch_size = {setting.global_batch}",
         f"seq_len = {setting.seq}",
+        *(["enable_cpu_offload = true"] if copies == "fsdp-offload" else []),
         "",
         "[parallelism]",
         f"data_parallel_replicate_degree = {1 if sharded else degrees.copies}",

@@ -48,6 +48,7 @@ class Run:
     seq: int
     recomputes: bool
     cluster: Cluster
+    host: float = float("inf")  # bytes a second between a GPU and the host's memory, one direction
 
     @property
     def tokens(self) -> int:
@@ -67,7 +68,8 @@ class Method:
     """One way to use several GPUs. `axis`: the field of Degrees; `options`: of the pass, before its degree.
 
     `every`: gradients are reduced in every micro-batch. `static`: whether a rank may hold only a part of the parameters, of the
-    gradients, of the states, when the optimizer steps. `needs_experts`: only for models that have them.
+    gradients, of the states, when the optimizer steps. `needs_experts`: only for models that have them. `offloads`: what is
+    divided is in the host's memory, and the optimizer runs there; looked at where nothing else fits, or when it is asked for.
     """
 
     key: str
@@ -79,6 +81,7 @@ class Method:
     every: bool = True
     static: tuple[bool, bool, bool] = (False, False, False)
     needs_experts: bool = False
+    offloads: bool = False
 
     def text(self, degree: int) -> str:
         """The pass with its options."""
@@ -143,6 +146,32 @@ def _stage3(run: Run) -> Exchange:
     return replace(_sharded(run), one_stream=True)
 
 
+def _host_sharded(run: Run) -> Exchange:
+    """FSDP2's CPUOffloadPolicy: a shard is copied to the GPU on the stream of its all-gather, before it, and a reduced gradient
+    to the host behind its reduction (torch/distributed/fsdp/_fully_shard/_fsdp_collectives.py, `foreach_reduce`)."""
+    facts, found, ranks = run.facts, _sharded(run), run.degrees.copies * run.degrees.context
+    root = run.degrees.tensor * ranks * run.host
+    return replace(
+        found,
+        gather_layer=found.gather_layer + _parts(run, facts.layer_parameters) / ranks / run.host,
+        gather_root=found.gather_root + facts.root_parameters / root,
+        reduce_layer=found.reduce_layer + _parts(run, facts.layer_gradients) / ranks / run.host,
+        reduce_root=found.reduce_root + facts.root_gradients / root,
+    )
+
+
+def _host_stage2(run: Run) -> Exchange:
+    """ZeRO 2 with its optimizer on the host: the part's gradients go there in fp32 in every micro-batch, its new weights come
+    back (deepspeed/runtime/zero/stage_1_and_2.py, `async_inplace_copy_grad_to_fp32_buffer_from_gpu`)."""
+    found, ranks = _stage2(run), run.degrees.copies * run.degrees.context * run.degrees.tensor
+    sent, back = (nbytes / ranks / run.host for nbytes in (2 * run.facts.gradients, run.facts.parameters))
+    return replace(found, inside_backward=found.inside_backward + sent, after=found.after + back)
+
+
+def _host_stage3(run: Run) -> Exchange:
+    return replace(_host_sharded(run), one_stream=True)
+
+
 def _tensor(run: Run) -> Exchange:
     """Two all-reduces of the hidden states in a layer's forward, and two in its backward (Megatron-LM, arXiv 1909.08053, 3).
 
@@ -181,6 +210,29 @@ COPIES = (
     Method("zero-3", "ZeRO 3", "copies", "zero", "stage=3", _stage3, static=(True, True, True)),
     Method("fsdp", "FSDP", "copies", "fsdp", "", _sharded, static=(True, True, True)),
     Method("fsdp-kept", "FSDP, kept after forward", "copies", "fsdp", "reshard=false", _kept, static=(True, True, True)),
+    Method(
+        "fsdp-offload", "FSDP on the host", "copies", "fsdp", "offload", _host_sharded, static=(True, True, True), offloads=True
+    ),
+    Method(
+        "zero-2-offload",
+        "ZeRO 2, optimizer on the host",
+        "copies",
+        "zero",
+        "stage=2 offload-optimizer",
+        _host_stage2,
+        static=(False, True, True),
+        offloads=True,
+    ),
+    Method(
+        "zero-3-offload",
+        "ZeRO 3 on the host",
+        "copies",
+        "zero",
+        "stage=3 offload-optimizer offload-param",
+        _host_stage3,
+        static=(True, True, True),
+        offloads=True,
+    ),
 )
 INNER = (
     Method("tp", "TP", "tensor", "tensor-parallel", "", _tensor, static=(True, True, True)),

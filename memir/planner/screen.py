@@ -47,7 +47,8 @@ def to_text(page: Page) -> str:
         one = found.winner
         lines.append(f"best: {_described(one)}")
         tokens = f"{one.tokens:,.0f} tokens/s predicted"
-        lines.append(f"  {tokens}, {one.tokens / one.num_gpus:,.0f} a GPU   {in_words(one.peak)} a rank {room}")
+        held = f", {in_words(one.host)} on the host" if one.host else ""
+        lines.append(f"  {tokens}, {one.tokens / one.num_gpus:,.0f} a GPU   {in_words(one.peak)} a rank {room}{held}")
         lines += _wrapped(f"because: {found.reason}", "  ")
     else:
         lines.append(f"nothing fits {room}")
@@ -168,6 +169,7 @@ def _row(row: Evaluated) -> dict[str, object]:
         "peak": row.peak,
         "peak_is_a_bound": row.bound,
         "peak_phase": row.place,
+        "host_bytes": row.host,
         "tokens_per_second": round(row.tokens, 1) if time is not None else None,
         "limited_by": time.limit if time is not None else None,
         "seconds": None
@@ -179,5 +181,6 @@ def _row(row: Evaluated) -> dict[str, object]:
             "exposed": round(time.exposed, 6),
             "bubble": round(time.bubble, 6),
             "optimizer": round(time.optimizer, 6),
+            "host": round(time.host, 6),
         },
     }

@@ -12,10 +12,11 @@ from dataclasses import dataclass, replace
 from functools import reduce
 
 from memir.analysis.cost.device import Device
+from memir.analysis.cost.operators import Spent
 from memir.analysis.cost.parts import Parts
 from memir.analysis.cost.step import Exchange, StepTime, bubble_of, step_time
 from memir.errors import InconclusiveError, UsageError
-from memir.hardware.links import Cluster
+from memir.hardware.links import HOST_MEMORY, Cluster
 from memir.planner.bounds import Bounds
 from memir.planner.facts import Facts
 from memir.planner.methods import Method, Run
@@ -52,6 +53,7 @@ class Evaluated:
     time: StepTime | None
     tokens: float  # a second, of all GPUs
     bound: bool = False
+    host: int = 0  # requested bytes of a rank in the host's memory, where the method offloads
 
 
 @dataclass(frozen=True, slots=True)
@@ -113,9 +115,12 @@ class Search:
         copies: Sequence[Method],
         inner: Sequence[Method],
         step: Callable[[float], None] = lambda _: None,
+        *,
+        offloads: bool = True,
     ) -> None:
+        """`offloads`: methods that keep states on the host are looked at in any case, not only where nothing else fits."""
         self.problem, self.variants = problem, variants
-        self.copies, self.inner, self.step = copies, inner, step
+        self.copies, self.inner, self.step, self.offloads = copies, inner, step, offloads
         self.bounds = Bounds(problem.facts, problem.device, problem.seq, variants)
         self._parts: dict[tuple[str, int, int, int], Parts] = {}
         self._failures: dict[str, Failure] = {}
@@ -140,7 +145,11 @@ class Search:
         evaluated: list[Evaluated] = []
         pruned: list[Evaluated] = []
         done = failed = 0
-        for group in kinds.values():
+        ordered = sorted(kinds.items(), key=lambda item: item[1][0][0].layout.offloads)
+        for kind, group in ordered:
+            if group[0][0].layout.offloads and not self.offloads and any(one.fits for one in evaluated):
+                found = [pair for pair in found if pair[0].layout.kind != kind]
+                continue
             for one in self._kind(group):
                 done += 1
                 self.step(done / len(found))
@@ -209,7 +218,8 @@ class Search:
         fits = peak <= problem.capacity
         time = self.time(candidate, gpus)
         tokens = problem.global_batch * seq / time.seconds
-        return Evaluated(candidate, gpus, peak, place, fits, time, tokens)
+        host = variant.host(problem.seq) if candidate.layout.offloads else 0
+        return Evaluated(candidate, gpus, peak, place, fits, time, tokens, host=host)
 
     def time(self, candidate: Candidate, gpus: int) -> StepTime:
         """The predicted step."""
@@ -218,13 +228,18 @@ class Search:
         degrees = layout.degrees
         run = Run(
             problem.facts, degrees, candidate.batch, problem.seq, candidate.checkpoint != "none",
-            replace(problem.cluster, num_gpus=gpus),
+            replace(problem.cluster, num_gpus=gpus), problem.device.host,
         )  # fmt: skip
+        stepping = 0.0
+        if layout.offloads:  # the optimizer moves its bytes in the host's memory, which the ranks of a node share
+            moved = computing.optimizer.memory * problem.device.bandwidth
+            stepping = moved * min(gpus, problem.cluster.per_node) / HOST_MEMORY
+            computing = replace(computing, optimizer=Spent())
         methods = (*layout.inner, *([layout.copies] if layout.copies else []))
         exchange = reduce(lambda a, b: a + b, (method.communicates(run) for method in methods), Exchange())
         every = layout.copies is None or layout.copies.every
         bubble = bubble_of(degrees.pipeline) if degrees.pipeline > 1 else 0.0
-        return step_time(computing, exchange, accumulate=candidate.accumulate, every=every, bubble=bubble)
+        return step_time(computing, exchange, accumulate=candidate.accumulate, every=every, bubble=bubble, host=stepping)
 
     def _computing(self, candidate: Candidate) -> Parts:
         """Of one micro-batch. A pipeline's is that of its largest stage: its part of the layers, and the head and the loss."""

@@ -31,6 +31,11 @@ class Layout:
         return " x ".join(names) or "one gpu"
 
     @property
+    def offloads(self) -> bool:
+        """Whether the copies keep what they divide in the host's memory."""
+        return self.copies is not None and self.copies.offloads
+
+    @property
     def name(self) -> str:
         """`fsdp 4 x tp 2`."""
         methods = [*([self.copies] if self.copies else []), *self.inner]
@@ -57,7 +62,6 @@ class Candidate:
     checkpoint: str
     batch: int
     accumulate: int
-    offload: bool = False  # optimizer states and gradients on the host
 
     @property
     def microbatches(self) -> int:

@@ -14,6 +14,7 @@ from memir.analysis.liveness import Timeline, timeline
 from memir.analysis.peak import Piece, peak
 from memir.errors import InconclusiveError, MemirError, UsageError
 from memir.ir.core import Program
+from memir.ir.declarations import member_count
 from memir.ir.unroll import bound_header
 from memir.one_rank import run_on
 from memir.parallel.every_stage import of_each_stage
@@ -71,6 +72,15 @@ class Variant:
         """What is left of the program's domain at one S. UsageError where it does not hold there."""
         header = bound_header(program, self._known(program, seq))
         return replace(header, storages=(), values=(), phases=())
+
+    def host(self, seq: int) -> int:
+        """Requested bytes in the host's memory between steps, of the rank that has the most there."""
+        found = [0]
+        for program in self.programs:
+            env = {**self.fixed, "S": seq}
+            held = (s for s in program.storages if s.live_in and s.device == "host" and "B" not in s.nbytes.symbols())
+            found.append(sum(s.nbytes.evaluate(env) * member_count(s.name).evaluate(env) for s in held))
+        return max(found)
 
     def pieces(self, seq: int) -> tuple[Piece, ...]:
         """The polynomials over B that the peak is the largest of."""
