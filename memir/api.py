@@ -185,9 +185,8 @@ def wide_step(
     from memir.frontend.load import load_target
     from memir.frontend.quiet import quiet
     from memir.frontend.widths.trace import trace_wide
-    from memir.pipeline import Pipeline
 
-    passes = Pipeline.parse(parallel)
+    passes = _methods(parallel, recipe)
 
     def load_at(further: Mapping[str, str], recipe: Recipe) -> LoadedModel:
         """The model with further options."""
@@ -355,7 +354,8 @@ def exact_peak(
         """The model anew."""
         return load_target(target, recipe=recipe, sets=texts, inputs=inputs, trust_remote_code=trust_remote_code, seq=seq)
 
-    return timeline(exact_step(load, recipe or Recipe(), parallel, batch, seq, progress)).evaluate({}).peak
+    passes = _methods(parallel, recipe).spec()
+    return timeline(exact_step(load, recipe or Recipe(), passes, batch, seq, progress)).evaluate({}).peak
 
 
 def judge_step(traced: TracedProgram, recipe: Recipe, allocated: int, gpu: Gpu, alloc_conf: str = "") -> Verdict:

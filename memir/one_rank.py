@@ -13,6 +13,7 @@ from memir.ir.unroll import bind, unroll
 from memir.options import spec
 from memir.parallel.every_stage import names_stage, num_stages, of_each_stage
 from memir.parallel.order import check_together
+from memir.parallel.recipes import expanded
 from memir.pipeline import Pipeline
 from memir.rewrite.lift import LiftError
 
@@ -52,7 +53,7 @@ def run_on(
 
 def methods(text: str, accumulate: int = 1) -> Pipeline:
     """The passes of `--parallel`, for a step of so many micro-batches. UsageError for an order or a pair that cannot be."""
-    passes = Pipeline.parse(text)
+    passes = Pipeline.parse(expanded(text))
     check_together(passes.passes, accumulate)
     return passes
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 
 from memir.errors import UsageError
+from memir.parallel.recipes import expanded
 from memir.parallel.shorthand import Shorthand
 
 
@@ -17,6 +18,18 @@ def test_the_order_is_that_of_application() -> None:
     assert Shorthand(ep=8).passes() == "expert-parallel{degree=8}"
     assert Shorthand().passes() == ""
     assert Shorthand().passes("fsdp1{degree=2}") == "fsdp1{degree=2}"
+
+
+def test_recipes_are_lists_of_passes() -> None:
+    assert expanded("llmem-cdp") == "data-parallel{degree=4}"
+    assert expanded("llmem-adp{degree=8}") == "fsdp{degree=8 reshard=false param-dtype=f16}"
+    assert expanded("llmem-tp{degree=2}") == "tensor-parallel{degree=2}"
+    both = "tensor-parallel{degree=4 placed-gradients},fsdp{degree=2 reshard=false param-dtype=f16}"
+    assert expanded("bind{L=9},llmem-dp-tp{degree=8 tp=4}") == f"bind{{L=9}},{both}"
+    assert expanded("fsdp{degree=2}") == "fsdp{degree=2}"
+    for text in ("llmem-zdp", "llmem-tp{tp=2}", "llmem-adp{degree=x}", "llmem-dp-tp{degree=4 tp=3}"):
+        with pytest.raises(UsageError, match="llmem"):
+            expanded(text)
 
 
 @pytest.mark.parametrize(

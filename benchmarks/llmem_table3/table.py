@@ -118,9 +118,14 @@ def markdown(cells: Sequence[Cell]) -> str:
 NOTES = """
 The paper's equation: parameters and states as the recipe holds them, a hidden state for each layer, three times the logits, the
 head's weights, m_back, and here memir's CUDA context for its m_base. By it, too, one sequence fits in each of these cells (last
-column), so what made them fail is in neither sum: unused ends of chunks, the communicators' own buffers, fragmentation, or
-Gemini's start. memir says that they fit, and takes one where it is the fastest: that is behind every choice above that is not
-the paper's. Without these cells bloom-3b would get 4TP, and OPT-2.7b and codegen-2B 2DP+2TP.
+column), so what made them fail is in neither sum. memir says that they fit, and takes one where it is the fastest: that is
+behind every choice above that is not the paper's. Without these cells bloom-3b would get 4TP, and OPT-2.7b and codegen-2B
+2DP+2TP.
+
+What can be said of these cells: LLMem's released scripts (taehokim20/LLMem, dp_real.py and tp_real.py) load the whole model in
+fp32 on every GPU, halve it and only then divide it, four bytes a parameter at the start: 9.9, 11.2 and 10.4 GiB, which fit. The
+unused ends of Gemini's chunks, by its own search, are 0.10 GiB of OPT-2.7b and less of the others
+(`python -m benchmarks.llmem_table3.chunks`). Fragmentation and NCCL are left; no bytes of these runs are published.
 
 Both pairs that are out of order are of OPT-2.7b and codegen-2B: two copies of two ranks were measured slower than four ranks
 (codegen: by 1 %) and are predicted faster, since their all-reduces go over two ranks and not four. Whatever holds memory there

@@ -84,6 +84,17 @@ def test_the_stage_of_zero_is_in_the_mesh_and_its_bucket_is_told() -> None:
     assert "DeepSpeed's default reduce-bucket-size" in " ".join(text.split())
 
 
+def test_a_recipe_of_llmem() -> None:
+    """Parameters are gathered in fp16, a quarter of them and of both states is there in fp32."""
+    words = ("--dtype", "f16", "--format", "json")
+    code, text, _ = run("--parallel", "llmem-adp", *words)
+    assert code == 0
+    found = json.loads(text)
+    assert found["mesh"] == {"fsdp": 4}
+    same = json.loads(run("--parallel", "fsdp{degree=4 reshard=false param-dtype=f16}", *words)[1])
+    assert found["peak"] == same["peak"]
+
+
 def test_pytorch_s_own_code_beside_the_passes() -> None:
     text = " ".join(run("--fsdp", "2", "--exact")[1].split())
     assert "traced on a fake rank, takes" in text
