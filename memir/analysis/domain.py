@@ -54,10 +54,8 @@ def check(env: Mapping[str, int], program: Program) -> None:
     """UsageError if a dimension of the program has no value, one below 1, or one outside of its domain."""
     for symbol in program.dims:
         if symbol not in env:
-            raise UsageError(
-                f"no value is given for the symbol {symbol}",
-                hint=f"a degree is a number here; in a program:  bind{{{symbol}=8}}",
-            )
+            hint = "" if symbol in ("B", "S", "L") else f"a degree is a number here; in a program:  bind{{{symbol}=8}}"
+            raise UsageError(f"no value is given for the symbol {symbol}", hint=hint)
         if env[symbol] < 1:
             raise UsageError(f"{symbol} must be a positive number, not {env[symbol]}")
     for text in program.domain:
