@@ -106,6 +106,7 @@ def _verdict(found: Verdict) -> dict[str, Any]:
         "allocated_bytes": found.allocated,
         "workspaces": [{"name": term.name, "bytes": term.nbytes} for term in found.workspaces],
         "context_bytes": list(found.context),
+        "nccl_bytes": list(found.nccl),
         "reserved_bytes": found.reserved,
         "needed_bytes": list(found.needed),
         "verdict": found.answer,

@@ -364,7 +364,8 @@ def judge_step(traced: TracedProgram, recipe: Recipe, allocated: int, gpu: Gpu, 
 
     ops = (op for op, _ in traced.program.counted(traced.env))
     trains = recipe.mode == "train"
-    return _played(judge(gpu, ops, allocated, trains=trains, torch=installed_torch()), traced, alloc_conf)
+    axes = len(traced.program.mesh)
+    return _played(judge(gpu, ops, allocated, trains=trains, torch=installed_torch(), axes=axes), traced, alloc_conf)
 
 
 def _played(verdict: Verdict, traced: TracedProgram, alloc_conf: str) -> Verdict:
@@ -375,7 +376,7 @@ def _played(verdict: Verdict, traced: TracedProgram, alloc_conf: str) -> Verdict
 
     kept = [Kept(held.each, phase) for held in verdict.workspaces for phase in held.phases]
     try:
-        found = room(traced.program, traced.env, verdict.capacity, verdict.context, kept, parse_settings(alloc_conf))
+        found = room(traced.program, traced.env, verdict.capacity, verdict.outside, kept, parse_settings(alloc_conf))
     except InconclusiveError:
         return verdict
     return replace(verdict, reserved=found.reserved, decided=found.answer, failure=found.failure)

@@ -296,6 +296,8 @@ def verdict_text(found: Verdict) -> str:
         terms.append(f"{unit.number(held)} cuBLAS")
     if found.context[1]:
         terms.append(f"{unit.number(found.context[0])} to {unit.number(found.context[1])} CUDA context")
+    if found.nccl[1]:
+        terms.append(f"{unit.number(found.nccl[0])} to {unit.number(found.nccl[1])} NCCL")
     rest = "; fragmentation not counted" if found.reserved is None else ""
     rest = "; fits once cached blocks are given back" if found.after_giving_back else rest
     return f"{' + '.join(terms)} of {unit.text(found.capacity)}{rest}"

@@ -27,8 +27,10 @@ from torch.distributed.pipelining import (
     ScheduleZBVZeroBubble,
 )
 from torch.distributed.pipelining.schedules import PipelineScheduleMulti
+from torch.nn.parallel import DistributedDataParallel
 
 from memir.recipe import Recipe
+from memir.runtime.collectives import BACKEND, register_backend
 from memir.runtime.measure import Measured, measure_cpu
 from memir.runtime.real import RealStep, load_real
 
@@ -55,6 +57,11 @@ class Case:
     seq: int = 64
     outputs: bool = True
     recipe: dict[str, Any] = field(default_factory=dict)
+    copies: int = 1  # of each stage, under DistributedDataParallel
+
+    @property
+    def ranks(self) -> int:
+        return self.degree * self.copies
 
     def full_recipe(self) -> Recipe:
         return Recipe(target="cpu", dtype="f32", **self.recipe)
@@ -146,7 +153,14 @@ def loss_of(model: Any) -> Callable[[Tensor, Tensor], Tensor]:
     return lambda logits, targets: F.cross_entropy(logits[:, :-1].flatten(0, 1), targets[:, 1:].flatten())
 
 
-def builder(case: Case, rank: int) -> Callable[[], Callable[[], object]]:
+def groups_of(case: Case, rank: int) -> tuple[Any, Any]:
+    """The rank's stages, neighbours in the world, and the ranks that have the same ones. Every rank makes all groups."""
+    stages = [dist.new_group(list(range(k * case.degree, (k + 1) * case.degree))) for k in range(case.copies)]
+    same = [dist.new_group(list(range(k, case.ranks, case.degree)), backend=BACKEND) for k in range(case.degree)]
+    return stages[rank // case.degree], same[rank % case.degree]
+
+
+def builder(case: Case, rank: int, groups: tuple[Any, Any] | None = None) -> Callable[[], Callable[[], object]]:
     def build() -> Callable[[], object]:
         loaded, model = load_real(RealStep(case.target, case.full_recipe(), case.batch, case.seq, case.sets))
         first, layers, last, beside = pieces(model)
@@ -161,7 +175,11 @@ def builder(case: Case, rank: int) -> Callable[[], Callable[[], object]]:
         vocabulary = last[-1].out_features  # type: ignore[index]
         del loaded, model, first, layers, last, beside
         gc.collect()  # other stages' modules are gone, however they refer to each other
-        stages = [PipelineStage(part, n, total, torch.device("cpu")) for part, n in zip(parts, mine, strict=True)]
+        group, same = groups or (None, None)
+        modules = [part if same is None else DistributedDataParallel(part, process_group=same) for part in parts]
+        stages = [
+            PipelineStage(part, n, total, torch.device("cpu"), group=group) for part, n in zip(modules, mine, strict=True)
+        ]
         schedule = SCHEDULES[case.schedule]
         several = issubclass(schedule, PipelineScheduleMulti)
         run = schedule(stages if several else stages[0], n_microbatches=case.microbatches, loss_fn=loss)  # type: ignore[operator]
@@ -183,8 +201,10 @@ def builder(case: Case, rank: int) -> Callable[[], Callable[[], object]]:
 def main(rank: int, folder: Path) -> None:
     case: Case = pickle.loads((folder / "case").read_bytes())
     torch.set_num_threads(1)
-    dist.init_process_group("gloo", init_method=f"file://{folder}/meeting", rank=rank, world_size=case.degree)
-    measured: Measured = measure_cpu(builder(case, rank))
+    dist.init_process_group("gloo", init_method=f"file://{folder}/meeting", rank=rank, world_size=case.ranks)
+    register_backend()
+    groups = groups_of(case, rank) if case.copies > 1 else None
+    measured: Measured = measure_cpu(builder(case, rank % case.degree, groups))
     (folder / f"measured{rank}").write_bytes(pickle.dumps(measured))
     dist.barrier()
     dist.destroy_process_group()

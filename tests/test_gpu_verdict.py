@@ -19,12 +19,14 @@ from memir.backends.markdown import Markdown
 from memir.backends.text import Text
 from memir.cli import main
 from memir.cuda.context import CONTEXTS, context, cublas_workspace, workspaces
+from memir.cuda.nccl import nccl_buffers
 from memir.cuda.platform import platform
 from memir.cuda.verdict import Verdict, judge, room
 from memir.errors import UsageError
 from memir.hardware import Card, cards, find_card, parse_gpu
 from memir.ir.core import Op
 from memir.recipe import Recipe
+from memir.report import verdict_text
 from tests.test_backends import SCHEMA, report
 
 MIB = 2**20
@@ -150,3 +152,14 @@ def test_the_command_line_answers(gpu: str, code: int, start: str) -> None:
     result = CliRunner().invoke(main, ["analyze", SMALL_GPT, "-b", "2", "-s", "32", "--gpu", gpu])
     assert result.exit_code == code
     assert any(line.startswith(start) for line in result.stdout.splitlines())
+
+
+def test_several_ranks_have_nccls_buffers() -> None:
+    alone = judge(parse_gpu("t4"), PRODUCTS, 10 * MIB, trains=True, torch="2.10.0")
+    mesh = judge(parse_gpu("t4"), PRODUCTS, 10 * MIB, trains=True, torch="2.10.0", axes=2)
+    added = (mesh.needed[0] - alone.needed[0], mesh.needed[1] - alone.needed[1])
+    assert added == mesh.nccl == nccl_buffers(2) == (2 * 8 * MIB, 2 * 32 * 5 * (4 * MIB + 524_288 + 4_915_200))
+    assert verdict_text(mesh).startswith(verdict_text(alone).partition(" of ")[0])
+    assert " NCCL of " in verdict_text(mesh)
+    assert " NCCL" not in verdict_text(alone)
+    assert judge(parse_gpu("14GiB"), PRODUCTS, 10 * MIB, trains=True, torch="2.10.0", axes=2).nccl == (0, 0)

@@ -13,6 +13,7 @@ from memir.analysis.liveness import timeline
 from memir.errors import InconclusiveError, MemirError, UsageError
 from memir.ir.core import Kind, Op, Program
 from memir.ir.parser import parse
+from memir.ir.size import Size
 from memir.ir.verify import verify
 from memir.parallel.every_stage import num_stages, of_each_stage
 from memir.parallel.schedules import Action, actions
@@ -242,7 +243,19 @@ def test_a_stage_without_anything_to_train(tiny: Program) -> None:
     verify(PipelineParallel(2, 1).run(frozen))
 
 
-@pytest.mark.parametrize("copies", ["fsdp", "data-parallel"])
-def test_copies_of_a_pipeline_are_not_described(tiny: Program, copies: str) -> None:
+@pytest.mark.parametrize(
+    ("schedule", "copies"), [("1f1b", "fsdp"), ("interleaved-1f1b", "data-parallel"), ("zero-bubble", "data-parallel")]
+)
+def test_copies_that_are_not_described(tiny: Program, schedule: str, copies: str) -> None:
     with pytest.raises(InconclusiveError, match="around a pipeline"):
-        Pipeline.parse(f"pipeline-parallel{{degree=2}},{copies}{{degree=2}}").run(tiny)
+        Pipeline.parse(f"pipeline-parallel{{degree=2 schedule={schedule}}},{copies}{{degree=2}}").run(tiny)
+
+
+@pytest.mark.parametrize("schedule", ["gpipe", "1f1b"])
+def test_copies_of_a_stage_have_a_bucket_as_large_as_its_gradients(tiny: Program, schedule: str) -> None:
+    stage = Pipeline.parse(f"pipeline-parallel{{degree=2 stage=1 schedule={schedule}}}").run(tiny)
+    copy = Pipeline.parse("data-parallel{degree=2}").run(stage)
+    verify(copy)
+    held = [sum((s.nbytes for s in p.storages if s.live_in), start=Size()) for p in (stage, copy)]
+    gradients = sum((s.nbytes for s in stage.storages if s.kind == Kind.PARAMETER), start=Size())
+    assert held[1] - held[0] == gradients

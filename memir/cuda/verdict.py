@@ -6,6 +6,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass, replace
 
 from memir.cuda.context import Held, context, workspaces
+from memir.cuda.nccl import nccl_buffers
 from memir.cuda.platform import platform
 from memir.hardware import Gpu
 from memir.ir.core import Op
@@ -18,8 +19,8 @@ class Verdict:
     """What the GPU has and what the step takes there, in bytes.
 
     `reserved` is what the allocator holds, where it is known; until then allocated bytes decide, which are never more. The
-    context is a range, since sources differ. For an amount of memory instead of a card there are neither workspaces nor
-    context: it is what a step's tensors may take.
+    context is a range, since sources differ, and so are NCCL's buffers, where there are several ranks. For an amount of memory
+    instead of a card there are none of these: it is what a step's tensors may take.
     """
 
     gpu: str  # as it was named
@@ -29,6 +30,7 @@ class Verdict:
     allocated: int  # the step's own tensors at their peak, rounded as the allocator rounds
     workspaces: tuple[Held, ...] = ()
     context: tuple[int, int] = (0, 0)
+    nccl: tuple[int, int] = (0, 0)
     reserved: int | None = None
     decided: str = ""  # the answer where the allocator was played; empty: by the bytes
     failure: str = ""  # where memory runs out, and what PyTorch would print
@@ -39,7 +41,13 @@ class Verdict:
         held = self.reserved
         if held is None:
             held = self.allocated + sum(term.nbytes for term in self.workspaces)
-        return held + self.context[0], held + self.context[1]
+        low, high = self.outside
+        return held + low, held + high
+
+    @property
+    def outside(self) -> tuple[int, int]:
+        """The least and the most bytes outside of the allocator."""
+        return self.context[0] + self.nccl[0], self.context[1] + self.nccl[1]
 
     @property
     def after_giving_back(self) -> bool:
@@ -53,20 +61,30 @@ class Verdict:
 
     @property
     def answer(self) -> str:
-        """ "fits", "does not fit", or "tight" where it depends on the context."""
+        """ "fits", "does not fit", or "tight" where it depends on what is outside of the allocator."""
         if self.decided:
             return self.decided
         low, high = self.needed
         return FITS if high <= self.capacity else DOES_NOT if low > self.capacity else TIGHT
 
 
-def judge(gpu: Gpu, ops: Iterable[Op], allocated: int, *, trains: bool, torch: str) -> Verdict:
-    """The verdict for a step with these operators and `allocated` bytes at its peak, under a version of PyTorch."""
+def judge(gpu: Gpu, ops: Iterable[Op], allocated: int, *, trains: bool, torch: str, axes: int = 0) -> Verdict:
+    """The verdict for a step with these operators and `allocated` bytes at its peak, under a version of PyTorch.
+
+    `axes`: of the mesh, each of which has a communicator.
+    """
     bare = Verdict(gpu.name, "", "", gpu.nbytes, allocated)
     if gpu.card is None:
         return bare
     held = workspaces(platform(gpu.card.compute, torch), ops, trains=trains)
-    return replace(bare, card=gpu.card.name, compute=gpu.card.compute, workspaces=held, context=context(gpu.card))
+    return replace(
+        bare,
+        card=gpu.card.name,
+        compute=gpu.card.compute,
+        workspaces=held,
+        context=context(gpu.card),
+        nccl=nccl_buffers(axes),
+    )
 
 
 def room(gpu: Gpu, *, trains: bool, torch: str) -> Gpu:

@@ -8,6 +8,7 @@ from memir.ir.size import Size
 
 _PIPELINE = "pipeline-parallel"
 _EXPERTS = "expert-parallel"
+_WHOLE = "data-parallel"
 MOST = 2**18  # ranks of an axis
 _COPIES = (
     "data-parallel",
@@ -22,12 +23,13 @@ _COPIES = (
 def check_axis(program: Program, name: str, degree: int) -> bool:
     """Whether the axis changes anything: False for degree 1. UsageError for a degree below 1, and an axis that is there.
 
-    InconclusiveError for copies of a pipeline's stages, and of divided experts.
+    InconclusiveError for shards of a pipeline's stages, copies of several stages or of ones with split backwards, and for
+    copies of divided experts.
     """
     check_degree(name, degree)
     if degree == 1:
         return False
-    if name in _COPIES and axis_of(program, _PIPELINE) is not None:
+    if name in _COPIES and axis_of(program, _PIPELINE) is not None and not (name == _WHOLE and _is_one_stage(program)):
         raise InconclusiveError(
             f"{name} around a pipeline is not described: over all micro-batches of a step PyTorch's stages keep the parameters"
             " gathered and the gradients unreduced",
@@ -45,6 +47,12 @@ def check_axis(program: Program, name: str, degree: int) -> bool:
     if name in _COPIES:
         check_copies(program, name)
     return True
+
+
+def _is_one_stage(program: Program) -> bool:
+    """Whether a rank of a pipeline has one stage whose backwards are whole."""
+    names = [phase.name.split(".") for phase in program.phases if ".micro" in phase.name]
+    return len({name[0] for name in names}) == 1 and all(len(name) == 3 for name in names)
 
 
 def check_degree(name: str, degree: int, option: str = "degree") -> None:

@@ -13,6 +13,7 @@ import pytest
 import memir
 from memir.analysis.liveness import timeline
 from memir.ir.verify import verify
+from memir.passes.data_parallel import DataParallel
 from memir.passes.pipeline_parallel import PipelineParallel
 from memir.runtime.measure import Measured
 from tests.pipeline_rank import Case
@@ -50,6 +51,7 @@ CASES = {
     "gpt zero-bubble, tied": Case(*GPT, (1, 2, 3), "zero-bubble", microbatches=2, outputs=False),
     "llama zbv": Case(*LLAMA, (1, 2, 3), "zbv"),
     "Hugging Face's llama zbv": Case(*HF_LLAMA, (1, 2, 3), "zbv", microbatches=2, outputs=False),
+    "llama 1f1b, two copies": Case(*LLAMA, (2,), "1f1b", copies=2),
     "gpt-2 gpipe, tied": Case(*GPT2, (2,), "gpipe", microbatches=3),
 }
 
@@ -64,7 +66,7 @@ def real(case: Case, folder: Path) -> list[Measured]:
             env=env,
             stderr=subprocess.PIPE,
         )
-        for rank in range(case.degree)
+        for rank in range(case.ranks)
     ]
     try:
         logs = [child.communicate(timeout=600)[1].decode(errors="replace") for child in ranks]
@@ -72,7 +74,7 @@ def real(case: Case, folder: Path) -> list[Measured]:
         for child in ranks:
             child.kill()
     assert all(child.returncode == 0 for child in ranks), "\n".join(log[-1500:] for log in logs)
-    return [pickle.loads((folder / f"measured{rank}").read_bytes()) for rank in range(case.degree)]
+    return [pickle.loads((folder / f"measured{rank}").read_bytes()) for rank in range(case.ranks)]
 
 
 @pytest.mark.parametrize("name", CASES)
@@ -83,7 +85,7 @@ def test_every_rank(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) 
     for rank, measured in enumerate(real(case, tmp_path)):
         program = PipelineParallel(
             degree=case.degree,
-            stage=rank,
+            stage=rank % case.degree,
             schedule=case.schedule,  # type: ignore[arg-type]
             microbatches=case.microbatches,
             at=case.cuts,
@@ -91,6 +93,7 @@ def test_every_rank(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) 
             outputs=case.outputs,
             gloo=True,
         ).run(traced.program)
+        program = DataParallel(degree=case.copies).run(program)
         verify(program)
         numbers = timeline(program).evaluate({"B": case.batch, "S": case.seq})
         assert (numbers.start, numbers.after[-1]) == (measured.at_start, measured.at_end), rank
