@@ -90,6 +90,25 @@ def zero(only: bool) -> None:
 
 
 @main.command()
+@click.option("--only", default="", metavar="WORD", help="Only cases with WORD in their preset, ranks, method or checkpoint.")
+@click.option("--save", is_flag=True, help="Write full.csv and full.md; lines of other cases stay.")
+def full(only: str, save: bool) -> None:
+    """Models in full size: the passes beside a trace of PyTorch's own code, on 8 to 512 ranks. Takes half an hour."""
+    from benchmarks.distributed.full import HERE, measured, read, renewed
+    from benchmarks.distributed.full import csv_text as full_text
+    from benchmarks.distributed.full import page as full_page
+
+    rows = list(measured(only))
+    if save:
+        rows = renewed(read(), rows)
+        (HERE / "full.csv").write_text(full_text(rows))
+        (HERE / "full.md").write_text(full_page(rows))
+    click.echo(full_page(rows), nl=False)
+    if any(row.start != row.start_traced or abs(row.error) > 1 for row in rows):
+        sys.exit(1)
+
+
+@main.command()
 @click.option("--only", default="", metavar="WORD", help="Only cases with WORD in their name; other lines stay.")
 @click.option("--missing", is_flag=True, help="Only cases without a prediction so far.")
 def table(only: str, missing: bool) -> None:

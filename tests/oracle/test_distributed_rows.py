@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 
+from benchmarks.distributed import full
 from benchmarks.distributed.cases import CASES, Case
 from benchmarks.distributed.table import predictions, read, rows
 
@@ -25,3 +26,11 @@ def test_deepspeeds_attention_is_predicted(case: Case) -> None:
     lines = read()[case.name]
     told = predictions(case, len(lines))
     assert told == [(int(line["start"]), int(line["peak"]), int(line["end"])) for line in lines]
+
+
+def test_models_in_full_size_agree_with_pytorchs_own_code() -> None:
+    """`python -m benchmarks.distributed full --save` runs both again, in half an hour."""
+    found = full.read()
+    assert {(row.preset, row.ranks) for row in found} == {("llama-3.1-8b", 8), ("llama-3.1-70b", 64), ("llama-3.1-70b", 512)}
+    assert all(row.start == row.start_traced and abs(row.peak - row.peak_traced) <= 4 for row in found)  # a scalar
+    assert (full.HERE / "full.md").read_text() == full.page(found)
