@@ -193,6 +193,12 @@ def test_the_formula_holds_at_other_depths() -> None:
     _same(unroll(folded.program, {**AT, "L": 11}), deeper)
 
 
+def test_too_few_layers_for_a_size_that_grows_are_all_traced() -> None:
+    folded, full = _traced("llama", Recipe(clip=1.0), 5)
+    assert any("a size grows with the layers, and 5 are too few to see how" in text for text in folded.assumptions)
+    _same(unroll(folded.program, AT), full)
+
+
 def test_few_layers_are_all_traced() -> None:
     folded, _ = _traced("llama", Recipe(), 4)
     assert (folded.dims, folded.program.dims) == ({}, ("B", "S"))

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from memir.errors import UsageError
 from memir.ir.core import Op, Program, Repeat
 from memir.ir.declarations import member_count
-from memir.ir.names import rename, rename_path, split
+from memir.ir.names import full_name, rename, rename_path, split
 from memir.ir.parser import parse
 from memir.ir.size import ONE, Size
 from memir.ir.sizetext import parse_size
@@ -107,6 +107,21 @@ def test_every_operator_knows_its_origin(program: Program, number: int) -> None:
 )
 def test_names(name: str, env: dict[str, int], renamed: str) -> None:
     assert rename(name, env) == renamed
+
+
+@pytest.mark.parametrize(
+    ("name", "full"),
+    [
+        ("h.*.w[3]", "h.3.w"),
+        ("h.2*+1.w[3]", "h.7.w"),
+        ("h.2*.w[3]", "h.6.w"),
+        ("h.*+1.experts.4.w[0]", "h.1.experts.4.w"),
+        ("head.w", "head.w"),
+        ("h.*.w[L]", "h.*.w[L]"),
+    ],
+)
+def test_a_family_member_has_the_modules_name(name: str, full: str) -> None:
+    assert full_name(name) == full
 
 
 def test_paths() -> None:

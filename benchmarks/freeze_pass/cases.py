@@ -14,17 +14,22 @@ _PLAIN = Recipe(target="cpu", dtype="f32")
 _LAYERS = ("num_hidden_layers", "n_layer", "num_layers", "n_layers")
 MODELS = (
     "gpt2",  # tied
+    "gpt2-untied",
     "opt",
     "bloom",
     "gpt_neox",
     "codegen",
     "llama",
+    "llama-tied",
+    "mistral",
+    "qwen2",
     "qwen3",
     "gemma2",
     "falcon",
     "phi",
     "mixtral",
     "examples/gpt.py",
+    "examples/llama.py",
 )
 _RECIPES = {
     "checkpoint": Recipe(target="cpu", dtype="f32", checkpoint="full"),

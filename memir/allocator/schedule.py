@@ -19,7 +19,7 @@ from dataclasses import dataclass
 from memir.analysis.liveness import walk
 from memir.errors import UsageError
 from memir.ir.core import Kind, Op, Phase, Program, Storage
-from memir.ir.names import split
+from memir.ir.names import full_name
 from memir.ir.unroll import unroll
 
 MODEL = (Kind.PARAMETER, Kind.BUFFER)
@@ -113,9 +113,7 @@ def _ranks(storages: Collection[Storage]) -> dict[str, Rank]:
     for storage in storages:
         if storage.kind not in MODEL:
             continue
-        base, indices = split(storage.name)
-        numbers = deque(index.text for index in indices)
-        parts = tuple(numbers.popleft() if part == "*" and numbers else part for part in base.split("."))
+        parts = tuple(full_name(storage.name).split("."))
         rank = []
         for depth, part in enumerate(parts):
             known = children[parts[:depth]]

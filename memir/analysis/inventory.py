@@ -86,7 +86,7 @@ def held_by(live: LiveRange, index: int) -> str:
 
 def collapse(path: str) -> str:
     """A module path, or a parameter's name, with the numbers of layers and experts as *: `layers.*.mlp.up_proj`."""
-    return re.sub(r"(?<![^.])(\d+|\*\+\d+)(?![^.])", "*", path.partition("[")[0])
+    return re.sub(r"(?<![^.])(\d+|\d*\*(\+\d+)?)(?![^.])", "*", path.partition("[")[0])
 
 
 def round_size(nbytes: int) -> int:

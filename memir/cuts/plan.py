@@ -13,8 +13,9 @@ from memir.errors import InconclusiveError, UsageError
 from memir.garbage import uncollected
 from memir.ir.core import Program, Repeat
 from memir.ir.domain import Condition
+from memir.ir.names import full_name
 from memir.ir.unroll import unroll
-from memir.rewrite.cut import EMBEDDING, Prefix, full_name
+from memir.rewrite.cut import EMBEDDING, Prefix
 from memir.rewrite.depths import CUT, depth_symbol
 from memir.rewrite.flow import Flow
 

@@ -9,6 +9,7 @@ from dataclasses import dataclass, field, replace
 from memir.errors import MemirError
 from memir.frontend.layout import Layout
 from memir.ir.core import Op, Program, Storage, Value
+from memir.ir.names import star
 
 
 class FoldError(MemirError):
@@ -234,7 +235,7 @@ class Families:
             found["name", self.layout.with_layer(name, self._star(place[1]))][place[0]] = name
 
     def _star(self, within: int) -> str:
-        return f"*+{within}" if self.layout.period > 1 else "*"
+        return star(self.layout.period, self.layout.lead + within)
 
     def _made_in(
         self,

@@ -179,6 +179,8 @@ class Folding:
         if not deep:
             return folded
         others = []
+        if self.enough.units + 2 > self.layout.units:
+            raise FoldError(f"a size grows with the layers, and {self.layout.depth} are too few to see how")
         for more in (1, 2):
             layout = self.enough.at(self.enough.units + more)
             deeper, _ = symbolize(self._concrete(layout, point), layout, symbolic, point, fixed)

@@ -14,6 +14,7 @@ from memir.ir.sizetext import parse_size
 
 _INDEXED = re.compile(r"([^\[\]]*)\[([^\[\]]*)\]")
 _BRACES = re.compile(r"\{([^{}]*)\}")
+_STAR = re.compile(r"(?<![^.])(\d*)\*(?:\+(\d+))?(?![^.])")
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,6 +77,22 @@ def spread(names: tuple[str, ...]) -> tuple[str, ...]:
         if ":" in name:
             return tuple(member for one in names for member in _spread(one))
     return names
+
+
+def star(period: int, first: int) -> str:
+    """What stands in a family's name for the number of the layer: `*`; of every second layer, from the first one on, `2*+1`."""
+    return f"{period if period > 1 else ''}*{f'+{first}' if first else ''}"
+
+
+def full_name(name: str) -> str:
+    """A storage's name as the module has it, the layer's number at the star: `h.*.w[3]` is `h.3.w`, `h.2*+1.w[3]` `h.7.w`."""
+    base, indices = split(name)
+    found = _STAR.search(base)
+    if found is None or not indices or not indices[0].text.isdigit():
+        return name
+    period, first = found.groups()
+    number = int(period or 1) * int(indices[0].text) + int(first or 0)
+    return f"{base[: found.start()]}{number}{base[found.end() :]}"
 
 
 def is_range(name: str) -> bool:

@@ -11,12 +11,13 @@ from memir.errors import InconclusiveError
 from memir.ir.core import Kind, Storage, Value
 from memir.ir.dtypes import ITEMSIZE
 from memir.ir.layout import product
+from memir.ir.names import full_name
 from memir.ir.size import ZERO, Size
 from memir.parallel.groups import Group, Member, gradient_storages, tensors_of
 from memir.parallel.policy import FLOATS
 from memir.parallel.shards import Chunk
 from memir.parallel.units import units_of
-from memir.rewrite.cut import full_name, trained
+from memir.rewrite.cut import trained
 from memir.rewrite.flow import Flow
 
 ALIGNED = 16  # bytes, where use_orig_params (_flat_param.py, `_get_aligned_numel`)

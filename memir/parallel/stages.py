@@ -14,8 +14,9 @@ from memir.errors import InconclusiveError, UsageError
 from memir.ir.core import Kind, Op, Program, Storage, Value
 from memir.ir.dtypes import ITEMSIZE
 from memir.ir.layout import contiguous, product
+from memir.ir.names import full_name
 from memir.rewrite.changes import Changes
-from memir.rewrite.cut import EMBEDDING, Layers, full_name, layers_of, users
+from memir.rewrite.cut import EMBEDDING, Layers, layers_of, users
 from memir.rewrite.ends import ends_of
 from memir.rewrite.flow import Flow
 from memir.rewrite.prune import drop_from_optimizer

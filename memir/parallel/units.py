@@ -12,7 +12,8 @@ from dataclasses import dataclass
 
 from memir.errors import InconclusiveError
 from memir.ir.core import Kind, Storage
-from memir.rewrite.cut import full_name, layers_of
+from memir.ir.names import full_name
+from memir.rewrite.cut import layers_of
 from memir.rewrite.flow import Flow
 
 ROOT = -1

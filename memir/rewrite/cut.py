@@ -13,6 +13,7 @@ from dataclasses import dataclass
 
 from memir.errors import UsageError
 from memir.ir.core import Kind
+from memir.ir.names import full_name
 from memir.rewrite.flow import Flow
 
 NUMBERED = re.compile(r"((?:[^.\d][^.]*\.)*?[^.\d][^.]*)\.(\d+)(?:\.|$)")
@@ -118,12 +119,6 @@ def matching(flow: Flow, pattern: str) -> set[str]:
     if not trained(flow) - found:
         raise UsageError(f"pattern {pattern!r} freezes everything: nothing is left to train")
     return found
-
-
-def full_name(storage: str) -> str:
-    """A parameter's name as the module has it: a member of a family has its number at the star, `h.*.w[3]` is `h.3.w`."""
-    base, bracket, index = storage.partition("[")
-    return base.replace("*", index.rstrip("]"), 1) if bracket and "*" in base else storage
 
 
 def trained(flow: Flow) -> set[str]:

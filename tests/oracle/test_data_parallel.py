@@ -44,3 +44,17 @@ def test_bytes_are_those_of_ddp(target: str, options: str, recipe: dict[str, Any
     for rank in ranks:
         assert (found.start + missed, found.after[-1] + missed) == (rank.at_start, rank.at_end)
         assert abs(found.peak + missed - rank.peak) <= SCALARS
+
+
+def test_frozen_parameters_are_in_no_bucket() -> None:
+    """requires_grad=False on a prefix: DistributedDataParallel has no buckets for it."""
+    made = Recipe(target="cpu", dtype="f32")
+    method = "data-parallel{degree=2 gradient-as-bucket-view}"
+    ranks = real_ranks("tests/cases/frozen_llama.py:frozen", made, 2, 64, {"cut": "2"}, method)
+    sets = {"dim": "128", "n_layers": "5", "n_heads": "4", "n_kv_heads": "2", "hidden_dim": "344", "vocab_size": "1000"}
+    passes = Pipeline.parse("freeze{cut=2},data-parallel{degree=2 no-sync=false gradient-as-bucket-view}")
+    program = passes.run(trace("examples/llama.py", made, sets=sets, batch=2, seq=64).program)
+    found = timeline(program).evaluate({"B": 2, "S": 64})
+    for rank in ranks:
+        assert (found.start, found.after[-1]) == (rank.at_start, rank.at_end)
+        assert abs(found.peak - rank.peak) <= SCALARS

@@ -8,6 +8,7 @@ import pytest
 
 from memir.analysis.liveness import timeline
 from memir.api import program_of
+from memir.ir.unroll import unroll
 from memir.passes.fsdp import Fsdp
 from memir.passes.fsdp1 import Fsdp1
 from memir.pipeline import Pipeline
@@ -95,3 +96,25 @@ def test_every_rank_takes_what_fully_shard_takes(name: str) -> None:
         numbers = timeline(program).evaluate({name: env[name] for name in program.dims})
         assert (numbers.start, numbers.after[-1]) == (measured.at_start, measured.at_end)
         assert abs(numbers.peak - measured.peak) <= SCALARS
+
+
+@pytest.mark.parametrize(("cut", "reshard"), [(2, "default"), (4, "false")])
+def test_frozen_layers_are_gathered_and_not_reduced(cut: int, reshard: str) -> None:
+    """requires_grad=False on a prefix, as a script sets it: those layers have neither gradients nor states on any rank."""
+    recipe = Recipe(target="cpu", dtype="f32")
+    frozen = "tests/cases/frozen_llama.py:frozen"
+    real = real_ranks(frozen, recipe, BATCH, SEQ, {"cut": str(cut)}, f"fsdp{{degree=2 reshard={reshard}}}")
+    traced = program_of("examples/llama.py", recipe, sets=LLAMA, batch=BATCH, seq=SEQ)
+    passes = Pipeline.parse(f"freeze{{cut={cut}}},fsdp{{degree=2 reshard={reshard}}}")
+    near_end = cut > 2  # there the layers are written out
+    whole = unroll(traced.program, traced.dims) if near_end else traced.program
+    program = passes.run(whole) if near_end else unroll(passes.run(whole), traced.dims)
+    numbers = timeline(program).evaluate({"B": BATCH, "S": SEQ})
+    for measured in real:
+        assert (numbers.start, numbers.after[-1]) == (measured.at_start, measured.at_end)
+        assert abs(numbers.peak - measured.peak) <= SCALARS
+    collectives = {word: {op.path for _, op in program.ops() if word in op.opcode} for word in ("allgather", "reduce_scatter")}
+    assert collectives == {
+        "allgather": {"", *(f"layers.{k}" for k in range(5))},
+        "reduce_scatter": {"", *(f"layers.{k}" for k in range(cut, 5))},
+    }
