@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import replace
 from statistics import median
 
@@ -125,6 +126,24 @@ def test_a_schedule_is_the_sum_of_its_phases(cuts: Plan) -> None:
     assert found.phases[0].gpus == 4
     assert found.cost_time <= 1 + 1e-9
     assert parse("4@0.25", DEPTH)[0] == (0, 0.0)
+
+
+def test_cost_gives_gpus_back_where_the_rest_has_room(cuts: Plan) -> None:
+    gpus, first, last = 4, cuts.cuts[0], cuts.cuts[-1]
+    assert first.seconds is not None
+    assert last.seconds is not None
+    said = answers(cuts, None, "cost", gpus=gpus)
+    assert said.best == min(cuts.cuts, key=lambda c: c.seconds or 0.0).cut
+    few = said.kept[last.cut]
+    share = last.seconds / first.seconds
+    assert (few.gpus, few.hours) == (math.ceil(gpus * share), share)
+    assert few.gpus < gpus
+    assert few.gpus * few.batch >= gpus * BATCH  # the global batch is there
+    assert few.peak == cuts.bytes_at(last.cut, {"B": few.batch}) > last.peak
+    tight = answers(cuts, few.peak - 1, "cost", gpus=gpus).kept[last.cut]  # not enough for the larger share
+    assert (tight.gpus > few.gpus, tight.peak < few.peak, tight.hours) == (True, True, share)
+    found = run(cuts, [(0, 0.0), (last.cut, 0.5)], gpus, cached=False, budget=few.peak - 1)
+    assert [p.gpus for p in found.phases] == [gpus, tight.gpus]
 
 
 def beats(one: Choice, other: Choice) -> bool:

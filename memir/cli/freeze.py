@@ -32,7 +32,13 @@ if TYPE_CHECKING:
 @click.option("--bandwidth", type=float, metavar="GB/S", help="Of that storage.  [default: disk 3, host 25]")
 @click.option("--samples", type=click.IntRange(min=1), metavar="N", help="Samples in the data set, for the cache's bytes.")
 @click.option("--tokens", type=click.IntRange(min=1), metavar="N", help="Mean tokens of a packed sample.  [default: S, padded]")
-@click.option("--objective", type=click.Choice(("memory", "time")), default="memory", show_default=True)
+@click.option(
+    "--objective",
+    type=click.Choice(("memory", "time", "cost")),
+    default="memory",
+    show_default=True,
+    help="What the best cut is best in; cost: GPU-hours, where --gpus are given back as the cut grows.",
+)
 @click.option(
     "--schedule", metavar="CUTS", help="Cuts over a run: 0@0,4@0.3,8@0.6; or AutoFreeze's own growth: autofreeze[:TESTS]."
 )
@@ -77,6 +83,8 @@ def command(
 
     if where == "none" and (bandwidth or samples or tokens):
         raise UsageError("--bandwidth, --samples and --tokens are for a cache", hint="add  --cache disk  or  --cache host")
+    if objective == "cost" and gpus == 1:
+        raise UsageError("--objective cost gives GPUs back: say how many there are", hint="add  --gpus 4")
     if choose and gpu is None:
         raise UsageError("--pareto chooses what fits a GPU", hint="name one:  --gpu 24GiB")
     if request.recipe.mode != "train":
@@ -90,7 +98,7 @@ def command(
         stage("rewriting the step for every cut")
         found = plan(step.program, step.env, machine, embeddings=not train_embeddings, head=head)
         stage("solving")
-        said = answers(found, budget, objective, step.subject.max_seq)
+        said = answers(found, budget, objective, step.subject.max_seq, gpus=gpus, cached=where != "none")
         cache = None
         if where != "none":
             size = boundary(flat_sample(step.program), 2)
@@ -101,7 +109,7 @@ def command(
             own = schedule.partition(":")[0] == "autofreeze"
             last = found.cuts[-1].cut
             entries = autofreeze(schedule, found.depth, last) if own else parse(schedule, last)
-            lasts = run(found, entries, gpus, where != "none")
+            lasts = run(found, entries, gpus, where != "none", budget)
         chosen: tuple[Choice, ...] = ()
         if choose and budget is not None:
             ways = choices(found, budget, checkpointed=recipe.checkpoint != "none", cached=where != "none")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from memir.cuts.cost import Kept, kept
 from memir.cuts.plan import Plan
 from memir.cuts.reading import Cut
 
@@ -34,11 +35,16 @@ class Answers:
     places: tuple[Stretch, ...]
     largest_batch: tuple[int, ...] | None  # of each cut, with a budget
     largest_seq: tuple[int, ...] | None
+    kept: tuple[Kept, ...] = ()  # of each cut, where GPUs can be given back
 
 
-def answers(plan: Plan, budget: int | None, objective: str, max_seq: int | None = None) -> Answers:
-    """The answers for a budget in bytes. `objective` is "memory" or "time"; `max_seq` the longest sequence the model takes."""
+def answers(
+    plan: Plan, budget: int | None, objective: str, max_seq: int | None = None, *, gpus: int = 1, cached: bool = False
+) -> Answers:
+    """The answers for a budget in bytes. `objective` is "memory", "time", or "cost": GPU-hours, of `gpus` GPUs those that a cut
+    does not need given back; `cached`: of steps that read a cache. `max_seq` is the longest sequence the model takes."""
     cuts = plan.cuts
+    few = tuple(kept(plan, c.cut, gpus, cached=cached, budget=budget) for c in cuts) if gpus > 1 else ()
     fitting = [c for c in cuts if budget is None or c.peak <= budget]
     least = min(c.peak for c in cuts)
     enough = next(c.cut for c in cuts if c.peak - least <= NEGLIGIBLE * c.peak)
@@ -46,6 +52,8 @@ def answers(plan: Plan, budget: int | None, objective: str, max_seq: int | None 
     if fitting:
         if objective == "memory":
             best = min(fitting, key=lambda c: (c.peak, c.cut))
+        elif objective == "cost":
+            best = min(fitting, key=lambda c: (few[c.cut].hours, few[c.cut].gpus, c.cut))
         else:
             best = min(fitting, key=lambda c: (c.seconds if c.seconds is not None else c.flops, c.cut))
     batches = seqs = None
@@ -59,6 +67,7 @@ def answers(plan: Plan, budget: int | None, objective: str, max_seq: int | None 
         places=_places(cuts),
         largest_batch=batches,
         largest_seq=seqs,
+        kept=few,
     )
 
 

@@ -1,14 +1,14 @@
 """A schedule of cuts over a run: its time, its GPU-hours and its peak, relative to training everything on all GPUs.
 
 AutoFreeze's two modes (arXiv 2102.01386, section 5): "time" keeps the GPUs, and steps get faster; "cost" gives GPUs back as the
-cut grows, as many as keep a step no slower than the first, with the same global batch.
+cut grows (`memir.cuts.cost`), with the same global batch.
 """
 
 from __future__ import annotations
 
-import math
 from dataclasses import dataclass
 
+from memir.cuts.cost import kept
 from memir.cuts.plan import Plan
 from memir.errors import UsageError
 
@@ -85,22 +85,14 @@ def autofreeze(text: str, depth: int, last: int) -> list[tuple[int, float]]:
     return entries
 
 
-def run(plan: Plan, entries: list[tuple[int, float]], gpus: int, cached: bool) -> Run:
-    """The run of these (cut, start) on `gpus` GPUs. Without predicted times, operations stand for them."""
-    base = plan.cuts[0].seconds or float(plan.cuts[0].flops)
-    batch = dict(plan.env)["B"]
+def run(plan: Plan, entries: list[tuple[int, float]], gpus: int, cached: bool, budget: int | None = None) -> Run:
+    """The run of these (cut, start) on `gpus` GPUs of `budget` bytes. Without predicted times, operations stand for them."""
     phases = []
     for number, (cut, start) in enumerate(entries):
-        one = plan.cuts[cut]
         end = entries[number + 1][1] if number + 1 < len(entries) else 1.0
-        timed = one.cached_seconds if cached and cut else one.seconds
-        work = one.cached_flops if cached and cut else one.flops
-        step = (timed if timed is not None else work) / base
-        needed = max(1, math.ceil(gpus * step - 1e-9))
-        grown = math.ceil(batch * gpus / needed)
-        peak = plan.bytes_at(cut, {"B": grown}) if grown != batch else one.peak
-        phases.append(Phase(cut, start, end - start, step, max(one.peak, peak) if needed < gpus else one.peak, needed, grown))
+        few = kept(plan, cut, gpus, cached=cached, budget=budget)
+        peak = max(plan.cuts[cut].peak, few.peak)
+        phases.append(Phase(cut, start, end - start, few.hours, peak, few.gpus, few.batch))
     time = sum(p.share * p.step for p in phases)
     cost_time = sum(p.share * p.step * gpus / p.gpus for p in phases)
-    cost = sum(p.share * p.step * gpus for p in phases) / gpus
-    return Run(tuple(phases), time, max(p.peak for p in phases), cost, cost_time)
+    return Run(tuple(phases), time, max(p.peak for p in phases), time, cost_time)

@@ -52,7 +52,7 @@ def to_text(page: Page) -> str:
     if page.cache is not None:
         lines += ["", *_cache(page.cache, unit)]
     if page.run is not None:
-        lines += ["", *_run(page.run, unit, page.gpus)]
+        lines += ["", *_run(page.run, unit, page.gpus, page.objective)]
     if page.pareto:
         lines += ["", *_pareto(page, unit)]
     lines += ["", "peak as a formula (k: layers frozen; requested bytes):"]
@@ -123,8 +123,14 @@ def _answers(page: Page, unit: Unit) -> list[str]:
         f"peak: cuts {s.first} to {s.last} in {s.phase}, {s.op}" + (f" @{s.path}" if s.path else "") for s in found.places
     ]
     if found.best is not None:
-        what = "least memory" if page.objective == "memory" else "fastest step"
+        what = {"memory": "least memory", "time": "fastest step", "cost": "fewest GPU-hours"}[page.objective]
         lines.append(f"best for {page.objective}: cut {found.best} ({what}{' of those that fit' if page.budget else ''})")
+        if page.objective == "cost":
+            few = found.kept[found.best]
+            lines[-1] += (
+                f": {few.gpus} of {page.gpus} GPUs with B={few.batch} and {unit.text(few.peak)} each "
+                f"keep a step no slower than cut 0's; GPU-hours {few.hours:.3f} of cut 0"
+            )
     by = f"time on {page.machine} (roofline)" if page.machine else "operations (matrix products and attention)"
     lines.append(f"speed-ups are by {by}; which cut keeps the accuracy, no static analysis can say")
     return lines
@@ -142,7 +148,7 @@ def _cache(cache: CachePlan, unit: Unit) -> list[str]:
     return [*lines, f"  {even}", *(f"  valid only if {text}" for text in CONDITIONS)]
 
 
-def _run(run: Run, unit: Unit, gpus: int) -> list[str]:
+def _run(run: Run, unit: Unit, gpus: int, objective: str) -> list[str]:
     lines = ["schedule:"]
     lines += [
         f"  from {p.start:.0%}: cut {p.cut}, step {p.step:.3f} of cut 0, peak {unit.text(p.peak)}"
@@ -152,6 +158,9 @@ def _run(run: Run, unit: Unit, gpus: int) -> list[str]:
     lines.append(f"  whole run: time {run.time:.3f} of full fine-tuning, largest peak {unit.text(run.peak)}")
     if gpus > 1:
         lines.append(f"  cost mode: GPU-hours {run.cost:.3f}, time {run.cost_time:.3f} of full fine-tuning on {gpus} GPUs")
+    if objective == "cost":
+        counts = ", ".join(str(p.gpus) for p in run.phases)
+        lines.append(f"  chosen for cost: GPUs by phase {counts}; {run.cost:.3f} of the GPU-hours of full fine-tuning")
     return lines
 
 
@@ -206,7 +215,13 @@ def to_json(page: Page) -> str:
             for one in plan.ranges
         ],
         "cache": None if page.cache is None else {**asdict(page.cache), "valid_if": list(CONDITIONS)},
-        "schedule": None if page.run is None else {"gpus": page.gpus, **asdict(page.run)},
+        "schedule": None
+        if page.run is None
+        else {
+            "gpus": page.gpus,
+            "mode": "cost" if page.objective == "cost" else "time",
+            **asdict(page.run),
+        },
         "pareto": [asdict(choice) for choice in page.pareto],
         "notes": list(page.notes),
     }
