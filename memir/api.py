@@ -7,7 +7,7 @@ from contextlib import nullcontext
 from dataclasses import dataclass, fields, replace
 from typing import TYPE_CHECKING, overload
 
-from memir.errors import InconclusiveError, MemirError, UsageError
+from memir.errors import InconclusiveError, UsageError
 from memir.hardware import Gpu, parse_gpu
 from memir.recipe import Recipe
 
@@ -22,7 +22,6 @@ if TYPE_CHECKING:
     from memir.frontend.trace import Traced
     from memir.ir.core import Program
     from memir.one_rank import RankProgram
-    from memir.pipeline import Pipeline
     from memir.report import Report, Subject
 
 DEFAULT_BATCH = 1
@@ -181,10 +180,11 @@ def wide_step(
     texts = {name: str(value) for name, value in (sets or {}).items()}
     progress("importing PyTorch")
     from memir.derivation.cuts import at_cut
-    from memir.derivation.step import WideStep
+    from memir.derivation.step import MEANINGS, WideStep
     from memir.frontend.load import load_target
     from memir.frontend.quiet import quiet
     from memir.frontend.widths.trace import trace_wide
+    from memir.one_rank_widths import on_ranks
 
     passes = _methods(parallel, recipe)
 
@@ -219,24 +219,15 @@ def wide_step(
         step = at_cut(step, freeze)
     if passes.passes:
         progress(f"applying {passes.spec()}")
-        step = replace(step, program=_at_widths(passes, step.program), recipe=(*step.recipe, ("parallel", passes.spec())))
+        found = on_ranks(passes, step.program, step.env, MEANINGS)
+        step = replace(
+            step,
+            program=found.program,
+            degrees=found.degrees,
+            env={**step.env, **{symbol: number for symbol, _, number in found.degrees}},
+            recipe=(*step.recipe, ("parallel", passes.spec())),
+        )
     return step
-
-
-def _at_widths(passes: Pipeline, program: Program) -> Program:
-    """The program over widths after the passes. InconclusiveError where they cannot divide a symbol."""
-    hint = "keep what is divided as a number:  --symbols B,S,L"
-    try:
-        new = passes.run(program)
-    except (UsageError, InconclusiveError):
-        raise
-    except MemirError as error:
-        message = f"{passes.spec()} cannot be proved where the model's widths are symbols"
-        raise InconclusiveError(message, where=error.message, hint=hint) from error
-    further = sorted(set(new.dims) - set(program.dims))
-    if further:
-        raise UsageError(f"--parallel: the degree {further[0]} is a symbol; in a formula over widths it is a number")
-    return new
 
 
 def _depth_fields(loaded: LoadedModel) -> list[str]:

@@ -44,6 +44,7 @@ ALLOWED = {
     "lint": DATA | {"analysis", "diff", "findings"},
     "pytest": {"check", "errors"},
     "one_rank": {"errors", "ir", "options", "parallel", "pipeline", "rewrite"},
+    "one_rank_widths": {"errors", "ir", "pipeline"},
     "planner": DATA | {"analysis", "one_rank", "parallel", "pipeline", "cache", "registry", "sweep"},
     "sweep": DATA | {"analysis", "pipeline", "cache"},
     "api": DATA
@@ -61,6 +62,7 @@ ALLOWED = {
         "cache",
         "planner",
         "one_rank",
+        "one_rank_widths",
         "sweep",
     },
 }  # package or module under memir -> what it may import of memir besides itself; cli may import everything

@@ -37,7 +37,7 @@ FORMATS = ("text", "latex", "markdown", "python", "sympy")
 @click.option("--units", type=click.Choice(("bytes", "elements")), default="bytes", show_default=True)
 @click.option("--standalone", is_flag=True, help="With --format latex: a whole document.")
 @click.option("--check", metavar="LIST", help="The formula beside a fresh concrete analysis: B=4,S=2048, widths too.")
-@click.option("--solve", metavar="SYMBOL", help="The largest B, S, L, h, ... whose peak fits --gpu; the smallest cut c.")
+@click.option("--solve", metavar="SYMBOL", help="The largest B, S, L, h, ... that fits --gpu; the smallest cut c or degree.")
 @click.option("--gpu", metavar="NAME|MEMORY", help="With --solve: what has to fit: h100, 80GiB (see memir gpus).")
 @click.option("--versus", metavar="OPTIONS", help="Compare with the same under these options: '--attention eager'.")
 @click.option("--seed", type=int, default=0, show_default=True, help="Chooses the random widths of the verification.")
@@ -122,8 +122,11 @@ def command(
         elif solve is not None:
             from memir.derivation.solve import to_solution
             from memir.derivation.solve_cut import to_smallest_cut
+            from memir.derivation.solve_degree import to_smallest_degree
 
-            if solve == CUT:
+            if solve in {symbol for symbol, _, _ in first.step.degrees}:
+                text, fits = to_smallest_degree(found[0], solve, budget or 0, str(gpu))
+            elif solve == CUT:
                 text, fits = to_smallest_cut([q for q in found if q.name == names[0]], budget or 0, str(gpu))
             else:
                 text, fits = to_solution(first, found[0], solve, budget or 0, str(gpu))

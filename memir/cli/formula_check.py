@@ -26,6 +26,7 @@ def checked(
     from memir.analysis.domain import check
     from memir.derivation.bounds import DEPTH, without_cut
     from memir.derivation.step import POINT
+    from memir.one_rank_widths import with_degrees
 
     shown = over[0]
     for name in point:
@@ -46,7 +47,12 @@ def checked(
     fields = {symbol: field for field, symbol in shown.step.fields}
     changed = {name: value for name, value in env.items() if name not in POINT and value != shown.env[name]}
     sets = {}
+    degrees = {symbol: env[symbol] for symbol, _, _ in shown.step.degrees}
+    if degrees:
+        request = replace(request, parallel=with_degrees(request.parallel, degrees))
     for name, value in changed.items():
+        if name in degrees:
+            continue
         if not fields.get(name):
             raise UsageError(f"--check: no field of the model's configuration is {name}", hint="leave it out")
         sets[fields[name]] = value

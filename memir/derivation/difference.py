@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 from memir.analysis.words import Unit
 from memir.derivation.derive import Derivation, Part
 from memir.derivation.layout import plain_style, size_text
-from memir.derivation.step import MEANINGS, Shown
+from memir.derivation.step import Shown
 from memir.derivation.terms import Term
 from memir.derivation.write_text import WIDTH, heading, origins, place_text, shortened_origins
 from memir.ir.size import Monomial, Size
@@ -32,7 +32,8 @@ def to_difference(first: Derivation, second: Derivation, names: Sequence[str], u
         lines += _table(difference, ours, theirs, env)
         lines += [f"  {sentence}" for sentence in _sentences(ours, theirs)]
         lines.append("")
-    lines.append("symbols: " + ", ".join(f"{n} {MEANINGS.get(n, '')} ({_both(a, b, n)})" for n in {**a.env, **b.env}))
+    meanings = a.meanings | b.meanings
+    lines.append("symbols: " + ", ".join(f"{n} {meanings.get(n, '')} ({_both(a, b, n)})" for n in {**a.env, **b.env}))
     lines += [f"{symbol} = {text} in both" for symbol, text in a.ties if (symbol, text) in b.ties]
     for side, one, other in (("first", a, b), ("second", b, a)):
         lines += [f"{symbol} = {text} in the {side}" for symbol, text in one.ties if (symbol, text) not in other.ties]

@@ -15,7 +15,7 @@ from memir.analysis.domain import check
 from memir.analysis.words import Unit
 from memir.derivation.derive import Part, Quantity
 from memir.derivation.layout import plain_style, size_text
-from memir.derivation.step import MEANINGS, Shown
+from memir.derivation.step import Shown
 from memir.derivation.write_text import WIDTH, place_text
 from memir.errors import InconclusiveError, UsageError
 from memir.ir.core import Program
@@ -95,9 +95,8 @@ def to_solution(shown: Shown, quantity: Quantity, symbol: str, budget: int, gpu:
     found = solve(shown, quantity, symbol, budget)
     unit = Unit.of(budget)
     others = ", ".join(f"{name}={value}" for name, value in shown.env.items() if name != symbol)
-    lines = [
-        f"{shown.step.name}: the largest {symbol} ({MEANINGS.get(symbol, '')}) whose {quantity.name} fits {gpu}, at {others}"
-    ]
+    meaning = shown.meanings.get(symbol, "")
+    lines = [f"{shown.step.name}: the largest {symbol} ({meaning}) whose {quantity.name} fits {gpu}, at {others}"]
     if found.value is None:
         lines.append("  none fits" + (f": {symbol}={found.over[0]} takes {unit.text(found.over[1])}" if found.over else ""))
     else:

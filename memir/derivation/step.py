@@ -51,6 +51,7 @@ class WideStep:
     assumptions: tuple[str, ...]
     traced_at: tuple[dict[str, int], ...]
     verified_at: tuple[dict[str, int], ...]
+    degrees: tuple[tuple[str, str, int], ...] = ()  # of parallelism, that are symbols: name, meaning, the number taken
     cuts: Cuts | None = None  # those that the program is for, where the cut is a symbol
 
     def widths(self) -> dict[str, int]:
@@ -60,7 +61,11 @@ class WideStep:
     def available(self) -> tuple[str, ...]:
         """The symbols that can be shown, in the order of ORDER."""
         known = {"B", "S", *(symbol for symbol, size in self.symbols if not size.is_constant)} | set(self.program.dims)
-        return tuple(symbol for symbol in ORDER if symbol in known)
+        return tuple(symbol for symbol in self.order() if symbol in known)
+
+    def order(self) -> tuple[str, ...]:
+        """ORDER, and the degrees that have another name."""
+        return tuple(dict.fromkeys((*ORDER, *(symbol for symbol, _, _ in self.degrees))))
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,6 +77,11 @@ class Shown:
     env: dict[str, int]
     fixed: dict[str, int]
     ties: tuple[tuple[str, str], ...]  # what was written for a symbol that is not shown: ("d", "h/a")
+
+    @property
+    def meanings(self) -> dict[str, str]:
+        """What each symbol stands for."""
+        return MEANINGS | {symbol: meaning for symbol, meaning, _ in self.step.degrees}
 
     @property
     def header(self) -> Program:
@@ -104,6 +114,8 @@ def shown(step: WideStep, wanted: Sequence[str] | None = None) -> Shown:
     available = step.available()
     if wanted is not None and step.cuts is not None:
         wanted = (*wanted, CUT)
+    if wanted is not None:
+        wanted = (*wanted, *(symbol for symbol, _, _ in step.degrees))
     for symbol in wanted or ():
         if symbol not in available:
             reason = next((text for text in step.numbers if text.startswith(f"{symbol} = ")), "")
@@ -128,11 +140,12 @@ def shown(step: WideStep, wanted: Sequence[str] | None = None) -> Shown:
         replaced["d"] = Size.of("h") * Size.of("a") ** -1
         ties.append(("d", "h/a"))
         extra.append("a divides h")
-    dims = tuple(s for s in ORDER if s in available and s not in replaced and (s in atoms or _made(s, replaced)))
+    dims = tuple(s for s in step.order() if s in available and s not in replaced and (s in atoms or _made(s, replaced)))
     program = substituted(step.program, replaced, dims)
     program = replace(program, domain=tuple(dict.fromkeys((*program.domain, *extra))))
     used = {symbol for storage in program.storages for symbol in storage.nbytes.symbols()} | {"B", "S"}
-    used |= {symbol for size in _workspaces(program) for symbol in size.symbols()} | ({"L", CUT} & set(dims))
+    used |= {symbol for size in _workspaces(program) for symbol in size.symbols()}
+    used |= {"L", CUT, *(symbol for symbol, _, _ in step.degrees)} & set(dims)
     keep = [s for s in dims if (s in wanted if wanted is not None else s in used)]
     fixed = {s: values[s] for s in dims if s not in keep}
     bound = {s: value for s, value in fixed.items() if s != "L"}

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 from memir.derivation.bounds import CUT, Cuts
 from memir.derivation.derive import Quantity
 from memir.derivation.layout import conditions
-from memir.derivation.step import MEANINGS, ORDER, Shown
+from memir.derivation.step import ORDER, Shown
 from memir.derivation.write_text import common_domain, heading
 from memir.ir.size import Gen, Monomial, Size
 
@@ -26,7 +26,7 @@ def to_python(shown: Shown, quantities: Sequence[Quantity], unit: str) -> str:
     arguments = ", ".join(shown.env)
     for name, group in _by_name(quantities):
         lines += ["", f"def {_identifier(name)}({arguments}):", f'    """{_sentence(group[0].title)}.', ""]
-        lines += [f"    {symbol}: {MEANINGS.get(symbol, 'a symbol')}" for symbol in shown.env]
+        lines += [f"    {symbol}: {shown.meanings.get(symbol, 'a symbol')}" for symbol in shown.env]
         lines += ['    """']
         for quantity in group:
             lines += [f"    if {quantity.cuts.code()}:"] if quantity.cuts is not None else []

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from memir.derivation.bounds import CUT
 from memir.derivation.derive import Part, Quantity
 from memir.derivation.layout import Style, conditions, plain_style, product_text, products, size_text
-from memir.derivation.step import MEANINGS, Shown
+from memir.derivation.step import Shown
 from memir.derivation.write_text import common_domain, heading, origins, place_text, title_of, when_text
 from memir.ir.size import Gen, Size
 
@@ -122,8 +122,8 @@ def _aligned(left: str, size: Size, shown: Shown, *, last: bool) -> list[str]:
 def _legend(shown: Shown, quantities: Sequence[Quantity]) -> list[str]:
     lines = ["\\noindent where", r"\begin{itemize}"]
     for name, value in shown.env.items():
-        lines.append(rf"\item ${name}$: {escaped(MEANINGS.get(name, ''))} ({value})")
-    lines += [rf"\item {_math(f'{symbol} = {text}')}: {escaped(MEANINGS.get(symbol, ''))}" for symbol, text in shown.ties]
+        lines.append(rf"\item ${name}$: {escaped(shown.meanings.get(name, ''))} ({value})")
+    lines += [rf"\item {_math(f'{symbol} = {text}')}: {escaped(shown.meanings.get(symbol, ''))}" for symbol, text in shown.ties]
     lines.append(r"\end{itemize}")
     valid = ", ".join(_math(text) for text in conditions(common_domain(quantities)))
     lines.append(rf"\noindent Valid for {valid}.")
@@ -170,8 +170,8 @@ def to_markdown(shown: Shown, quantities: Sequence[Quantity], unit: str) -> str:
             lines += [f"{where}{when}", ""] if where else []
             lines += [*_table(part, quantity.shown), ""]
     lines += ["| symbol | meaning | here |", "|---|---|---:|"]
-    lines += [f"| {name} | {MEANINGS.get(name, '')} | {value:,} |" for name, value in shown.env.items()]
-    lines += [f"| {symbol} | {MEANINGS.get(symbol, '')} | {text} |" for symbol, text in shown.ties]
+    lines += [f"| {name} | {shown.meanings.get(name, '')} | {value:,} |" for name, value in shown.env.items()]
+    lines += [f"| {symbol} | {shown.meanings.get(symbol, '')} | {text} |" for symbol, text in shown.ties]
     lines += ["", "Valid for " + ", ".join(f"`{text}`" for text in conditions(common_domain(quantities))) + "."]
     return "\n".join(lines) + "\n"
 

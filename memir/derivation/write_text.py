@@ -9,7 +9,7 @@ from memir.analysis.words import Unit, shortened
 from memir.derivation.bounds import without_cut
 from memir.derivation.derive import Part, Quantity
 from memir.derivation.layout import conditions, plain_style, size_text
-from memir.derivation.step import MEANINGS, Shown
+from memir.derivation.step import Shown
 from memir.derivation.terms import Term
 from memir.ir.size import Size
 
@@ -144,7 +144,7 @@ def shortened_origins(made: Sequence[str], width: int) -> str:
 def legend(shown: Shown, domain: Sequence[str]) -> list[str]:
     """Symbols, validity, what stayed a number, where it was traced and verified."""
     step = shown.step
-    lines = ["symbols: " + ", ".join(f"{name} {MEANINGS.get(name, '')} ({value})" for name, value in shown.env.items())]
+    lines = ["symbols: " + ", ".join(f"{name} {shown.meanings.get(name, '')} ({value})" for name, value in shown.env.items())]
     lines += [f"{symbol} = {text}" for symbol, text in shown.ties]
     lines.append("valid for: " + ", ".join(conditions(domain)))
     fixed = [f"{name}={value}" for name, value in shown.fixed.items() if name in ("B", "S") or _matters(shown, name)]

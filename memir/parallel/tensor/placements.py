@@ -125,13 +125,16 @@ def resize(state: Placed, positions: Iterable[int]) -> None:
         op = edit.op(position)
         results = tuple(local.value(graph.values[r.name]) for r in op.results)
         if results != op.results or any(o in local.parts for o in op.operands):
-            scratch = _scratch(op, graph.operands(op), [local.value(v) for v in graph.operands(op)], results)
+            scratch = _scratch(op, local, graph.operands(op), results)
             edit.put(position, replace(op, results=results, scratch=scratch))
 
 
-def _scratch(op: Op, before: list[Value], operands: list[Value], results: tuple[Value, ...]) -> Size:
+def _scratch(op: Op, local: Local, before: list[Value], results: tuple[Value, ...]) -> Size:
+    """The rank's workspace. Attention's is a multiple of the heads, which is all that is known where their size is a symbol."""
     if op.scratch.terms:
         for target in ("cuda", "cpu"):
             if scratch_of(target, op.opcode, before, op.results) is op.scratch:
-                return scratch_of(target, op.opcode, operands, results)
+                return scratch_of(target, op.opcode, [local.value(v) for v in before], results)
+        if "attention" in op.opcode:
+            return local.piece(op.scratch)
     return op.scratch
