@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from memir.frontend.trace import Traced
     from memir.ir.core import Program
     from memir.one_rank import RankProgram
+    from memir.pipeline import Pipeline
     from memir.report import Report, Subject
 
 DEFAULT_BATCH = 1

@@ -103,7 +103,7 @@ def _torch_cases() -> list[tuple[Any, str]]:
         (functions.CeilToInt(functions.IntTrueDiv(N, three)), "ceil(s0/3)"),
         (functions.FloorToInt(functions.ToFloat(N) * 0.5), "floor(s0/2)"),
         (functions.TruncToInt(functions.IntTrueDiv(N, three)), "floor(s0/3)"),
-        (functions.ModularIndexing(N, 2, 3), "floor(s0/2) - 3*floor(floor(s0/2)/3)"),
+        (functions.ModularIndexing(N, 2, 3), "floor(s0/2) - 3*floor(s0/6)"),
         (functions.PowByNatural(N + 1, 2), "s0^2 + 2*s0 + 1"),
         (functions.FloorDiv(N + 63, 64) * 64, "64*ceil(s0/64)"),
     ]

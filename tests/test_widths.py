@@ -178,3 +178,12 @@ def test_a_width_that_code_rounds_stays_a_number_and_is_named(tmp_path: Path) ->
     assert reason.startswith("h = 192: a size is no polynomial in the widths")
     assert tuple(shown(step).env) == ("B", "S", "L", "V")
     assert Derivation(shown(step)).quantity("parameters").value == 2 * step.num_parameters
+
+
+def test_what_a_factory_does_not_take_is_a_number_or_follows() -> None:
+    step = wide_step("examples/llama.py:small", batch=2, seq=16, sets={"n_layers": 6})
+    assert any("n_kv_heads is no option of the model" in text for text in step.numbers)
+    (part,) = Derivation(shown(step)).quantity("parameters").parts
+    narrow = program_of("examples/llama.py:small", batch=2, seq=16, sets={"n_layers": 5, "dim": 128}, cache=False)
+    env = {"B": 2, "S": 16, "L": 5, "d": 16}
+    assert part.size.evaluate(env) == 2 * (narrow.subject.num_parameters or 0)

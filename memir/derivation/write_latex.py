@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 
 from memir.derivation.bounds import CUT
 from memir.derivation.derive import Part, Quantity
 from memir.derivation.layout import Style, conditions, plain_style, product_text, products, size_text
 from memir.derivation.step import Shown
-from memir.derivation.write_text import common_domain, heading, origins, place_text, title_of, when_text
+from memir.derivation.write_text import common_domain, heading, origins, place_text, title_of, value_text, when_text
 from memir.ir.size import Gen, Size
 
 PER_LINE = 4  # summands on a line
@@ -98,7 +99,7 @@ def _equations(quantity: Quantity, unit: str) -> list[str]:
         lines.append(r"\begin{itemize}")
         for number, part in enumerate(quantity.parts, 1):
             label = f"$M_{{{number}}}$" if several else f"${name}$"
-            when = f", the largest {escaped(when_text(part))}" if several else ""
+            when = f", the largest {_mixed(when_text(part))}" if several else ""
             lines.append(rf"\item {label}: {escaped(place_text(part))}{when}.")
         lines.append(r"\end{itemize}")
     return lines
@@ -122,13 +123,14 @@ def _aligned(left: str, size: Size, shown: Shown, *, last: bool) -> list[str]:
 def _legend(shown: Shown, quantities: Sequence[Quantity]) -> list[str]:
     lines = ["\\noindent where", r"\begin{itemize}"]
     for name, value in shown.env.items():
-        lines.append(rf"\item ${name}$: {escaped(shown.meanings.get(name, ''))} ({value})")
+        lines.append(rf"\item ${name}$: {escaped(shown.meanings.get(name, ''))} ({value_text(shown, name, value)})")
     lines += [rf"\item {_math(f'{symbol} = {text}')}: {escaped(shown.meanings.get(symbol, ''))}" for symbol, text in shown.ties]
     lines.append(r"\end{itemize}")
     valid = ", ".join(_math(text) for text in conditions(common_domain(quantities)))
     lines.append(rf"\noindent Valid for {valid}.")
     if any(len(quantity.parts) > 1 for quantity in quantities):
-        lines.append("The maximum is over every point that is the largest for some B and S at the widths in parentheses.")
+        over = "B, S and c" if any(quantity.cuts is not None for quantity in quantities) else "B and S"
+        lines.append(f"The maximum is over every point that is the largest for some {over} at the widths in parentheses.")
     lines += [rf"{escaped(text[:1].upper() + text[1:])} stays a number." for text in shown.step.numbers]
     lines += [rf"{escaped('Assumed: ' + text)}." for text in shown.step.assumptions]
     names = ", ".join(f"{name} {version}" for name, version in shown.step.versions)
@@ -136,6 +138,7 @@ def _legend(shown: Shown, quantities: Sequence[Quantity]) -> list[str]:
     return lines
 
 
+_CONDITION = re.compile(r"([A-Za-z][\w*^]* (?:<=|>=|=)(?= ))")
 _SIGNS = (
     (" divides ", r" \mid "),
     (" <= ", r" \le "),
@@ -147,9 +150,17 @@ _SIGNS = (
 
 
 def _math(text: str) -> str:
+    text = f"{text} "
     for sign, word in _SIGNS:
         text = text.replace(sign, word)
+    text = text.rstrip()
     return "$" + text.replace("*", r"\,") + "$"
+
+
+def _mixed(text: str) -> str:
+    """Words with conditions in them, `where B*S <= about 4,015`, these as mathematics."""
+    parts = _CONDITION.split(text)
+    return "".join(_math(part) if number % 2 else escaped(part) for number, part in enumerate(parts))
 
 
 def to_markdown(shown: Shown, quantities: Sequence[Quantity], unit: str) -> str:
@@ -170,7 +181,10 @@ def to_markdown(shown: Shown, quantities: Sequence[Quantity], unit: str) -> str:
             lines += [f"{where}{when}", ""] if where else []
             lines += [*_table(part, quantity.shown), ""]
     lines += ["| symbol | meaning | here |", "|---|---|---:|"]
-    lines += [f"| {name} | {shown.meanings.get(name, '')} | {value:,} |" for name, value in shown.env.items()]
+    lines += [
+        f"| {n} | {shown.meanings.get(n, '')} | {value_text(shown, n, value) if n == CUT else format(value, ',')} |"
+        for n, value in shown.env.items()
+    ]
     lines += [f"| {symbol} | {shown.meanings.get(symbol, '')} | {text} |" for symbol, text in shown.ties]
     lines += ["", "Valid for " + ", ".join(f"`{text}`" for text in conditions(common_domain(quantities))) + "."]
     return "\n".join(lines) + "\n"

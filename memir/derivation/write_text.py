@@ -6,7 +6,7 @@ import textwrap
 from collections.abc import Sequence
 
 from memir.analysis.words import Unit, shortened
-from memir.derivation.bounds import without_cut
+from memir.derivation.bounds import CUT, DEPTH, without_cut
 from memir.derivation.derive import Part, Quantity
 from memir.derivation.layout import conditions, plain_style, size_text
 from memir.derivation.step import Shown
@@ -27,7 +27,8 @@ def to_text(shown: Shown, quantities: Sequence[Quantity], unit: str) -> str:
     for quantity in quantities:
         lines += [*_quantity(quantity.shown, quantity, unit), ""]
     if any(len(quantity.parts) > 1 for quantity in quantities) and shown.widths:
-        lines += textwrap.wrap(MAXIMUM, WIDTH, subsequent_indent="  ")
+        text = MAXIMUM if quantities[0].cuts is None else MAXIMUM.replace("B and S", "B, S and c")
+        lines += textwrap.wrap(text, WIDTH, subsequent_indent="  ")
     return "\n".join([*lines, *legend(shown, common_domain(quantities))]) + "\n"
 
 
@@ -77,6 +78,11 @@ def place_text(part: Part) -> str:
         return "between two steps"
     where = ", ".join(filter(None, (place.path, place.source)))
     return f"{place.phase} at {place.opcode}" + (f" ({where})" if where else "")
+
+
+def value_text(shown: Shown, name: str, value: int) -> str:
+    """The target's value of a symbol; of a cut that is a symbol, all of them."""
+    return f"0 to {DEPTH}" if name == CUT and shown.step.cuts is not None else str(value)
 
 
 def when_text(part: Part) -> str:
@@ -144,7 +150,12 @@ def shortened_origins(made: Sequence[str], width: int) -> str:
 def legend(shown: Shown, domain: Sequence[str]) -> list[str]:
     """Symbols, validity, what stayed a number, where it was traced and verified."""
     step = shown.step
-    lines = ["symbols: " + ", ".join(f"{name} {shown.meanings.get(name, '')} ({value})" for name, value in shown.env.items())]
+    lines = [
+        "symbols: "
+        + ", ".join(
+            f"{name} {shown.meanings.get(name, '')} ({value_text(shown, name, value)})" for name, value in shown.env.items()
+        )
+    ]
     lines += [f"{symbol} = {text}" for symbol, text in shown.ties]
     lines.append("valid for: " + ", ".join(conditions(domain)))
     fixed = [f"{name}={value}" for name, value in shown.fixed.items() if name in ("B", "S") or _matters(shown, name)]

@@ -434,6 +434,9 @@ def _quotient(op: str, a: Size, b: Size) -> Size:
         return taken_out + _quotient(op, remainder, b)
     if a.is_constant and b.is_constant:
         return Size.of(Gen(op, a, b).evaluate({}))
+    inner = _only_gen(a)
+    if inner is not None and inner.op == op and b.is_constant and b.constant > 0:  # floor(floor(x)/n) = floor(x/n)
+        return _quotient(op, inner.a, inner.b * b)
     if b.is_constant and all(_is_integral(m) for m, _ in a.terms):
         if op == "floor" and a.constant == coefficient - 1:  # floor((a + b - 1)/b) = ceil(a/b) for whole a
             return _quotient("ceil", a - a.constant, b)

@@ -107,6 +107,12 @@ class Widths:
             symbols=tuple((symbol, size.substitute(fixed)) for symbol, size in self.symbols),
         )
 
+    def unset(self, field: str) -> Widths:
+        """The same without a field that cannot be set: what it is made of are numbers, or follow the other fields."""
+        symbol = dict(self.fields)[field]
+        fixed = self.without(frozenset(dict(self.symbols)[symbol].symbols()))
+        return replace(fixed, fields=tuple(pair for pair in self.fields if pair[0] != field))
+
     def of(self, symbols: Collection[str] | None) -> Widths:
         """The same with only the atoms that these symbols are made of; heads, their groups and their size hang together."""
         if symbols is None:

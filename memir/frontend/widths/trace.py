@@ -7,6 +7,7 @@ target's values. At last the few layers are traced once more at random widths, B
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from random import Random
@@ -37,6 +38,7 @@ if TYPE_CHECKING:
     from memir.frontend.trace import Traced
 
 FEWEST, MOST = 2, 4  # points beside the target that are traced
+_NO_OPTION = re.compile(r"--set (\w+): .* has no such option")
 REFUSED = 5  # random points that a configuration may refuse
 LoadAt = Callable[[Mapping[str, str], Recipe], LoadedModel]
 Progress = Callable[[str], None]
@@ -129,7 +131,15 @@ class _Many:
                 program, traced_at = self._together(base.program, at, widths)
                 return replace(base, program=program), widths, tuple(reasons), traced_at
             except MemirError as error:
-                widths = self._apart(at, base.program, widths, reasons, error)
+                field = _refused(error)
+                if field in dict(widths.fields):
+                    symbol = dict(widths.fields)[field]
+                    value = widths.sizes(widths.target)[symbol]
+                    why = f"{field} is no option of the model, so it is a number or follows the others"
+                    reasons.append(f"{symbol} = {value}: {why}")
+                    widths = widths.unset(field)
+                else:
+                    widths = self._apart(at, base.program, widths, reasons, error)
         return base, widths, tuple(reasons), ()
 
     def _together(
@@ -247,6 +257,12 @@ class _Many:
         raise InconclusiveError(
             "the formula cannot be verified: no random point lies in its domain", where=", ".join(program.domain)
         )
+
+
+def _refused(error: MemirError) -> str:
+    """The field that cannot be set, as a factory's result has fields that are none of its arguments; else empty."""
+    match = _NO_OPTION.match(error.message) if isinstance(error, UsageError) else None
+    return match.group(1) if match else ""
 
 
 def _difference(program: Program, fresh: Program, env: Mapping[str, int]) -> str:
