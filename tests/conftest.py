@@ -18,6 +18,7 @@ os.environ["MEMIR_NO_CACHE"] = "1"  # tests trace, and leave the user's cache al
 
 def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--bless", action="store_true", help="write what is printed now into the golden files")
+    parser.addoption("--whole", action="store_true", help="grids of models and recipes whole, which takes minutes more")
 
 
 @pytest.fixture

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 from collections import Counter
+from collections.abc import Mapping
 from pathlib import Path
 
 import pytest
@@ -19,7 +20,7 @@ from memir.frontend.load import load_target
 from memir.frontend.loaded import LoadedModel
 from memir.frontend.quiet import quiet
 from memir.frontend.trace import Traced, trace, trace_once
-from memir.ir.core import Op, Program, Value
+from memir.ir.core import Op, Program, Storage, Value
 from memir.ir.parser import parse
 from memir.ir.printer import to_text
 from memir.ir.size import ONE, Size
@@ -107,14 +108,10 @@ def _traced(model: str, recipe: Recipe, depth: int) -> tuple[Traced, Program]:
     return folded, full.program
 
 
-def _held(program: Program, names: tuple[str, ...]) -> Counter[tuple[int, str]]:
-    storages = {s.name: s for s in program.storages if s.name in names}
-    return Counter((storages[n].nbytes.constant, str(storages[n].kind)) for n in names)
-
-
-def _looks(program: Program, op: Op) -> tuple[object, ...]:
+def _looks(storages: Mapping[str, Storage], op: Op) -> tuple[object, ...]:
     results = Counter((r.dtype, r.shape, _strides(r), r.offset) for r in op.results)
-    lists = tuple(_held(program, names) for names in (op.frees, op.drops, op.saves))
+    held = ((storages[n] for n in names) for names in (op.frees, op.drops, op.saves))
+    lists = tuple(Counter((s.nbytes.constant, str(s.kind)) for s in some) for some in held)
     return op.opcode, op.path, op.source, op.scratch, len(op.operands), results, lists
 
 
@@ -127,8 +124,9 @@ def _same(folded: Program, full: Program) -> None:
     """Every operator of both, and the live bytes at every point."""
     ours, theirs = list(folded.ops()), list(full.ops())
     assert len(ours) == len(theirs)
+    our_storages, their_storages = ({s.name: s for s in p.storages} for p in (folded, full))
     for (phase, op), (other_phase, other) in zip(ours, theirs, strict=True):
-        assert (phase.name, _looks(folded, op)) == (other_phase.name, _looks(full, other))
+        assert (phase.name, _looks(our_storages, op)) == (other_phase.name, _looks(their_storages, other))
     resident = [Counter((s.nbytes, s.kind, s.device, s.live_out) for s in p.storages if s.live_in) for p in (folded, full)]
     assert resident[0] == resident[1]
     for device in ("gpu", "host"):
@@ -142,12 +140,22 @@ PLAIN = (
     "starcoder2",
 )  # of these one recipe: to trace them in full takes long
 GRID = [(model, recipe) for model in MODELS for recipe in RECIPES if recipe == "plain" or model not in PLAIN]
+MORE = {
+    "accumulate": ("llama", "gpt2, tied", "qwen3-moe", "a model.py"),
+    "lora": ("llama", "deepseek-v3, dense first", "bloom", "a model.py"),
+}
+ALWAYS = [(model, recipe) for model, recipe in GRID if model in MORE.get(recipe, MODELS)]  # the others with --whole
 
 
-@pytest.mark.parametrize(("model", "recipe"), GRID)
-def test_folded_and_unrolled_is_fully_traced(model: str, recipe: str) -> None:
+def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
+    """The grid of models and recipes: a part of accumulation and LoRA, all of them with --whole."""
+    if {"model", "grid_recipe"} <= set(metafunc.fixturenames):
+        metafunc.parametrize(("model", "grid_recipe"), GRID if metafunc.config.getoption("--whole") else ALWAYS)
+
+
+def test_folded_and_unrolled_is_fully_traced(model: str, grid_recipe: str) -> None:
     depth = MODELS[model][2]
-    folded, full = _traced(model, _recipe(recipe, MODELS[model][4]), depth)
+    folded, full = _traced(model, _recipe(grid_recipe, MODELS[model][4]), depth)
     assert folded.dims == {"L": depth}, folded.assumptions
     verify(folded.program)
     assert parse(to_text(folded.program)) == folded.program

@@ -44,7 +44,8 @@ def to_text(page: Page) -> str:
     """The screen."""
     plan, unit = page.plan, Unit.of(page.plan.cuts[0].peak)
     env = dict(plan.env)
-    lines = [f"{page.name}   B={env['B']} S={env['S']}   {plan.depth} layers in {plan.list_path}   {page.recipe}", ""]
+    layers = f"{plan.depth} layer{'s' * (plan.depth > 1)} in {plan.list_path}"
+    lines = [f"{page.name}   B={env['B']} S={env['S']}   {layers}   {page.recipe}", ""]
     lines += [*_table(page, unit), ""]
     lines += _answers(page, unit)
     if plan.tied:

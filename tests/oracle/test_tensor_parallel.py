@@ -28,8 +28,9 @@ LLAMA = ("examples/llama.py:small", {"n_layers": "2", "dim": "128"})
         (LLAMA, "full", "bf16", TensorParallel(2, sequence=True)),
         (("mistral-7b-v0.1", HF), "none", "f32", TensorParallel(2, sequence=True, loss=True)),
         (("qwen2.5-7b", HF), "full", "f32", TensorParallel(2, loss=True)),
+        (("tests/cases/apart.py", {}), "none", "bf16", TensorParallel(2)),
     ],
-    ids=["llama-4", "llama-checkpoint-bf16-sequence", "mistral-sequence-loss", "qwen2-checkpoint-loss"],
+    ids=["llama-4", "llama-checkpoint-bf16-sequence", "mistral-sequence-loss", "qwen2-checkpoint-loss", "plain-code"],
 )
 def test_each_rank(model: tuple[str, dict[str, str]], checkpoint: str, dtype: str, method: TensorParallel) -> None:
     """Scalars that Python makes in a loss (8 bytes each) are in the measured bytes only."""

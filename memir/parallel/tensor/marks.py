@@ -65,7 +65,7 @@ class Marking:
         new = mark.results[0].storage
         inside = [p for p in group if p <= end]
         for position in inside:
-            self.edit.rename(position, {value: mark.results[0].name})
+            self.edit.rename(position, {**self._views(position, old, inside), value: mark.results[0].name})
             self.move(position, old, new, results=True)
         freed = next((p for p in inside if old in self.edit.op(p).frees), None)
         if freed is not None:
@@ -84,9 +84,26 @@ class Marking:
         for later in list(self.mentions[old]):
             if later <= position:
                 continue
-            self.edit.rename(later, {value: copy.name})
+            self.edit.rename(later, {**self._views(later, old, range(position + 1, later)), value: copy.name})
             self.move(later, old, copy.storage, results=True, saves=True, ends=True)
             self.mentions[copy.storage].append(later)
+
+    def _views(self, reader: int, storage: str, makers: Sequence[int]) -> dict[str, str]:
+        """For the views of a storage that an operator reads: the same view as one of the makers in front of it made it again.
+
+        A trace names equal views of a storage once, by the first: `logits.view(-1, V)` behind the head is the head's product.
+        Behind a mark they are views of the copy."""
+        flow, values = self.flow, self.graph.values
+        found: dict[str, str] = {}
+        for name in flow.ops[reader].operands:
+            if flow.storage[name] != storage:
+                continue
+            own = replace(values[name], name="")
+            for position in self.mentions[storage]:
+                if position < reader and position in makers:
+                    again = (r.name for r in flow.ops[position].results if replace(r, name="") == own)
+                    found.update((name, other) for other in again)
+        return found
 
     def move(
         self, position: int, old: str, new: str, *, results: bool = False, saves: bool = False, ends: bool = False
