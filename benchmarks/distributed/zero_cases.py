@@ -40,6 +40,7 @@ def _cases() -> list[Case]:
     llama = ("llama-3-8b", _LLAMA, _recipe())
     again = ("llama-3-8b", _LLAMA, _recipe(clip=1.0, checkpoint="full"))
     wide = ("llama-3-8b", _WIDE, _recipe(checkpoint="full"))
+    frozen = ("tests/cases/frozen_llama.py:frozen", (("cut", "2"),), _recipe())
     near = "reduce-bucket-size=100000 param-persistence-threshold=100"
     listed = [
         ("gpt-1-overlap", *gpt, "stage=1 reduce-bucket-size=200000 overlap-comm=true"),
@@ -67,6 +68,9 @@ def _cases() -> list[Case]:
         ("llama-1-checkpoint-robin", *again, "stage=1 round-robin-gradients reduce-bucket-size=2000000"),
         ("wide-3-prefetch", *wide, f"stage=3 {near} prefetch-bucket-size=300000 max-reuse-distance=0"),
         ("wide-3-alone", *wide, f"stage=3 {near} prefetch-bucket-size=0 max-live-parameters=100000 max-reuse-distance=0"),
+        ("frozen-1", *frozen, "stage=1 reduce-bucket-size=300000"),
+        ("frozen-2", *frozen, "stage=2 reduce-bucket-size=300000"),
+        ("frozen-3", *frozen, "stage=3 reduce-bucket-size=300000 param-persistence-threshold=1000 prefetch-bucket-size=150000"),
     ]
     return [Case(name, target, sets, recipe, f"zero{{degree=2 {text}}}") for name, target, sets, recipe, text in listed]
 
