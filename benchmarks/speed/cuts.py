@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import argparse
-import os
 import sys
 import time
 from pathlib import Path
 from statistics import median
 
-from benchmarks.speed.machine import machine, versions
+from benchmarks.speed.machine import page
 from memir.analysis.cost import Machine
 from memir.api import TracedProgram, program_of
 from memir.cuts import plan
@@ -50,19 +49,11 @@ def main() -> int:
         number, wall, spent = measured(step, options.runs)
         met = met and spent <= AIM
         rows.append(f"| {name} | {number} | {wall:.2f} | {spent:.2f} | <= {AIM:g} s | {'yes' if spent <= AIM else 'no'} |")
-    load = ", ".join(f"{value:.1f}" for value in os.getloadavg())
-    lines = [
-        "# Speed of all cuts",
-        "",
+    intro = (
         f"`python -m benchmarks.speed.cuts --runs {options.runs} --save`: `memir.cuts.plan` on a traced step, medians; the aim "
-        "is held against the seconds of processors, which other work on the machine lengthens less than wall seconds.",
-        "",
-        "machine: " + ", ".join(f"{k} {v}" for k, v in machine().items()) + f"; load at the end {load}  ",
-        "versions: " + ", ".join(f"{k} {v}" for k, v in versions().items()),
-        "",
-        *rows,
-    ]
-    text = "\n".join(lines) + "\n"
+        "is held against the seconds of processors, which other work on the machine lengthens less than wall seconds."
+    )
+    text = page("Speed of all cuts", intro, rows)
     print(text)
     if options.save:
         PAGE.write_text(text)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib.metadata
 import os
 import platform
+from collections.abc import Sequence
 from pathlib import Path
 
 
@@ -32,3 +33,19 @@ def _cpu() -> str:
             if line.startswith("model name"):
                 return " ".join(line.partition(":")[2].split())
     return platform.processor() or "unknown"
+
+
+def page(title: str, intro: str, rows: Sequence[str]) -> str:
+    """A page of measurements: what was run, where, with what, and a table's rows."""
+    load = ", ".join(f"{value:.1f}" for value in os.getloadavg())
+    lines = [
+        f"# {title}",
+        "",
+        intro,
+        "",
+        "machine: " + ", ".join(f"{k} {v}" for k, v in machine().items()) + f"; load at the end {load}  ",
+        "versions: " + ", ".join(f"{k} {v}" for k, v in versions().items()),
+        "",
+        *rows,
+    ]
+    return "\n".join(lines) + "\n"
