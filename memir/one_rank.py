@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from memir.errors import InconclusiveError, UsageError
 from memir.ir.core import Program
-from memir.ir.domain import Condition
+from memir.ir.domain import broken
 from memir.ir.size import Size
 from memir.ir.unroll import bind, unroll
 from memir.options import spec
@@ -40,10 +40,9 @@ def run_on(
     known = {name: value for name, value in depth.items() if name in program.dims}
     try:
         new = passes.run(program, verify=verify)
-        for text in new.domain:
-            condition = Condition.read(text)
-            if condition is not None and condition.holds(known) is False:
-                raise LiftError(f"the rewritten layers repeat where {text}")
+        text = broken(new.domain, known)
+        if text is not None:
+            raise LiftError(f"the rewritten layers repeat where {text}")
         return new, None
     except (beyond, LiftError) as error:
         if not known:

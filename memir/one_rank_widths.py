@@ -43,7 +43,7 @@ def on_ranks(passes: Pipeline, program: Program, env: Mapping[str, int], taken: 
     divisible = []
     for one in passes.passes:
         degree = getattr(one, "degree", None)
-        if getattr(type(one), "name") != TENSOR or degree is None or not Size.of(degree).is_constant:  # noqa: B009
+        if one.name != TENSOR or degree is None or not Size.of(degree).is_constant:
             continue
         number = Size.of(degree).constant
         for name in DIVIDED if number > 1 else ():

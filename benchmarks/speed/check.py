@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import argparse
 import json
 import os
 import sys
@@ -11,7 +10,7 @@ from pathlib import Path
 from statistics import median
 
 from benchmarks.speed.cases import PYTHON
-from benchmarks.speed.machine import machine, versions
+from benchmarks.speed.machine import machine, options, versions
 from benchmarks.speed.measure import ROOT, FailedError, run
 
 PAGE = Path(__file__).with_name("check.md")
@@ -33,17 +32,14 @@ SCENARIOS = (
 def configuration() -> str:
     """The ten scenarios as memir.toml."""
     lines = []
-    for name, target, options in SCENARIOS:
+    for name, target, keys in SCENARIOS:
         lines += [f'[scenarios."{name}"]', f"target = {json.dumps(target)}", "batch = 4", "seq = 1024"]
-        lines += [f"{key} = {json.dumps(value)}" for key, value in options.items()]
+        lines += [f"{key} = {json.dumps(value)}" for key, value in keys.items()]
     return "\n".join(lines) + "\n"
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(prog="python -m benchmarks.speed.check", description=__doc__)
-    parser.add_argument("--runs", type=int, default=3, metavar="N")
-    parser.add_argument("--save", action="store_true", help=f"write {PAGE.name}")
-    options = parser.parse_args()
+    asked = options("check", __doc__, PAGE, 3)
     with tempfile.TemporaryDirectory(prefix="memir-speed-") as folder:
         config = Path(folder) / "memir.toml"
         config.write_text(configuration())
@@ -51,7 +47,7 @@ def main() -> int:
         found: dict[str, list[tuple[float, float]]] = {"changed": [], "cached": []}
         try:
             for name in ("changed", "cached"):
-                for number in range(options.runs):
+                for number in range(asked.runs):
                     cache = str(Path(folder) / (f"cache-{number}" if name == "changed" else "cache-0"))
                     before = os.times()
                     done = run(command, {"MEMIR_CACHE_DIR": cache, "MEMIR_NO_CACHE": "", "HF_HUB_OFFLINE": "1"})
@@ -66,7 +62,7 @@ def main() -> int:
     lines = [
         "# Speed of memir check",
         "",
-        f"`python -m benchmarks.speed.check --runs {options.runs} --save`, ten scenarios, medians.",
+        f"`python -m benchmarks.speed.check --runs {asked.runs} --save`, ten scenarios, medians.",
     ]
     lines += ["", "machine: " + ", ".join(f"{k} {v}" for k, v in machine().items()) + f"; load at the end {load}  "]
     lines += ["versions: " + ", ".join(f"{k} {v}" for k, v in versions().items()), ""]
@@ -77,7 +73,7 @@ def main() -> int:
         lines.append(f"| {name} | {wall:.2f} | {spent:.2f} | <= {AIMS[name]:g} s | {met} |")
     text = "\n".join(lines) + "\n"
     print(text)
-    if options.save:
+    if asked.save:
         PAGE.write_text(text)
     return 0
 

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import argparse
 import sys
 import time
 from pathlib import Path
 from statistics import median
 
-from benchmarks.speed.machine import page
+from benchmarks.speed.machine import options, page
 from memir.analysis.cost import Machine
 from memir.api import TracedProgram, program_of
 from memir.cuts import plan
@@ -38,24 +37,21 @@ def measured(step: TracedProgram, runs: int) -> tuple[int, float, float]:
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(prog="python -m benchmarks.speed.cuts", description=__doc__)
-    parser.add_argument("--runs", type=int, default=5, metavar="N")
-    parser.add_argument("--save", action="store_true", help=f"write {PAGE.name}")
-    options = parser.parse_args()
+    asked = options("cuts", __doc__, PAGE, 5)
     rows = ["| model | cuts | seconds | seconds of processors | aim | met |", "|---|---|---|---|---|---|"]
     met = True
     for name, recipe in CASES:
         step = program_of(name.partition(",")[0], recipe, batch=8, seq=2048, cache=False)
-        number, wall, spent = measured(step, options.runs)
+        number, wall, spent = measured(step, asked.runs)
         met = met and spent <= AIM
         rows.append(f"| {name} | {number} | {wall:.2f} | {spent:.2f} | <= {AIM:g} s | {'yes' if spent <= AIM else 'no'} |")
     intro = (
-        f"`python -m benchmarks.speed.cuts --runs {options.runs} --save`: `memir.cuts.plan` on a traced step, medians; the aim "
+        f"`python -m benchmarks.speed.cuts --runs {asked.runs} --save`: `memir.cuts.plan` on a traced step, medians; the aim "
         "is held against the seconds of processors, which other work on the machine lengthens less than wall seconds."
     )
     text = page("Speed of all cuts", intro, rows)
     print(text)
-    if options.save:
+    if asked.save:
         PAGE.write_text(text)
     return 0 if met else 1
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import argparse
 import os
 import subprocess
 import sys
@@ -10,7 +9,7 @@ import time
 from pathlib import Path
 from statistics import median
 
-from benchmarks.speed.machine import page
+from benchmarks.speed.machine import options, page
 
 PAGE = Path(__file__).with_name("formula.md")
 AIM = 15.0  # seconds
@@ -27,22 +26,19 @@ def seconds(arguments: str) -> float:
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(prog="python -m benchmarks.speed.formula", description=__doc__)
-    parser.add_argument("--runs", type=int, default=3, metavar="N")
-    parser.add_argument("--save", action="store_true", help=f"write {PAGE.name}")
-    options = parser.parse_args()
+    asked = options("formula", __doc__, PAGE, 3)
     rows = ["| memir formula | seconds | aim | met |", "|---|---|---|---|"]
     met = True
     for case in (*HELD, *BESIDE):
-        found = median(seconds(case) for _ in range(options.runs))
+        found = median(seconds(case) for _ in range(asked.runs))
         judged = f"<= {AIM:g} s | {'yes' if found <= AIM else 'no'}" if case in HELD else " | "
         met = met and (found <= AIM or case in BESIDE)
         rows.append(f"| `{case}` | {found:.1f} | {judged} |")
-    command = f"python -m benchmarks.speed.formula --runs {options.runs} --save"
+    command = f"python -m benchmarks.speed.formula --runs {asked.runs} --save"
     intro = f"`{command}`: wall seconds of the whole command in a fresh process, without the cache, medians."
     text = page("Speed of memir formula, cold", intro, rows)
     print(text)
-    if options.save:
+    if asked.save:
         PAGE.write_text(text)
     return 0 if met else 1
 

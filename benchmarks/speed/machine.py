@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import argparse
 import importlib.metadata
 import os
 import platform
@@ -33,6 +34,14 @@ def _cpu() -> str:
             if line.startswith("model name"):
                 return " ".join(line.partition(":")[2].split())
     return platform.processor() or "unknown"
+
+
+def options(name: str, about: str | None, saved: Path, runs: int) -> argparse.Namespace:
+    """`--runs` and `--save` of a benchmark that writes one page."""
+    parser = argparse.ArgumentParser(prog=f"python -m benchmarks.speed.{name}", description=about)
+    parser.add_argument("--runs", type=int, default=runs, metavar="N")
+    parser.add_argument("--save", action="store_true", help=f"write {saved.name}")
+    return parser.parse_args()
 
 
 def page(title: str, intro: str, rows: Sequence[str]) -> str:

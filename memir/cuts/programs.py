@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 
 from memir.errors import InconclusiveError
 from memir.ir.core import Program
-from memir.ir.domain import Condition
+from memir.ir.domain import broken
 from memir.ir.unroll import has_repeats
 from memir.rewrite.cut import Prefix
 from memir.rewrite.depths import CUT, depth_symbol, depths, depths_and_cuts, from_end, from_start, stride
@@ -95,5 +95,4 @@ class _Freezing:
         return rewrite
 
     def _holds(self, program: Program, env: Env) -> bool:
-        conditions = [c for text in program.domain if (c := Condition.read(text)) is not None]
-        return all(c.holds({s: env[s] for s in c.symbols()}) is not False for c in conditions if c.symbols() <= env.keys())
+        return broken(program.domain, env) is None

@@ -104,6 +104,12 @@ def bind_domain(domain: Iterable[str], env: Mapping[str, int], dims: Sequence[st
     return tuple(kept)
 
 
+def broken(domain: Iterable[str], env: Mapping[str, int]) -> str | None:
+    """The first condition that these numbers break, None where none does. One that lacks a number is not broken."""
+    read = ((text, Condition.read(text)) for text in domain)
+    return next((text for text, condition in read if condition is not None and condition.holds(env) is False), None)
+
+
 def is_readable(domain: Iterable[str]) -> bool:
     """Whether every condition can be decided."""
     return all(Condition.read(text) is not None for text in domain)

@@ -184,6 +184,11 @@ def scratch_of(target: str, opcode: str, operands: Sequence[Value], results: Seq
     return rule(operands, results) if rule is not None else ZERO
 
 
+def scratch_target(op: Op, operands: Sequence[Value]) -> str:
+    """The target by whose rule an operator on these operands has its workspace; "" where no rule gives that."""
+    return next((t for t in ("cuda", "cpu") if scratch_of(t, op.opcode, operands, op.results) is op.scratch), "")
+
+
 def without_rule(target: str, ops: Iterable[tuple[Op, int]]) -> Counter[str]:
     """Opcodes whose workspace on the target is not known, and how often they run, for operators with how often each does.
 

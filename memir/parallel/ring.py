@@ -15,7 +15,7 @@ from typing import Literal
 from memir.ir.core import Kind, Op, Storage, Value
 from memir.ir.dtypes import ITEMSIZE
 from memir.ir.layout import contiguous, product
-from memir.ir.opset import scratch_of
+from memir.ir.opset import scratch_of, scratch_target
 from memir.ir.size import ONE, Size, floor_div
 from memir.parallel.frame import Frame, Shape
 
@@ -141,7 +141,7 @@ def kernel_of(op: Op, before: tuple[Value, ...], values: tuple[Value, ...]) -> K
     ...) of a backward; `values` its results, (output, logsumexp) or three gradients. Its workspace follows its own rule.
     """
     differentiates = len(before) > 3
-    target = next((t for t in ("cuda", "cpu") if scratch_of(t, op.opcode, before, op.results) is op.scratch), "")
+    target = scratch_target(op, before)
 
     def run(frame: Frame, query: Value, key: Value, value: Value) -> tuple[Value, ...]:
         made = []

@@ -14,7 +14,7 @@ from memir.errors import UsageError
 from memir.ir.core import Kind, Op, Phase, Program, Storage, Value
 from memir.ir.dtypes import ITEMSIZE
 from memir.ir.layout import contiguous, product
-from memir.ir.opset import scratch_of
+from memir.ir.opset import scratch_of, scratch_target
 from memir.ir.size import ONE, ZERO, Size, floor_div
 from memir.parallel.edit import Edit
 from memir.parallel.frame import Frame, within
@@ -172,7 +172,7 @@ class _Ulysses:
                 kind = Kind.TEMPORARY if backward or not op.saves else Kind.ACTIVATION
                 frame.storages.append(Storage(name, product(shape) * ITEMSIZE[result.dtype], kind))
         beside = [self.values[o] for o in op.operands]
-        target = next((t for t in ("cuda", "cpu") if scratch_of(t, op.opcode, beside, op.results) is op.scratch), "")
+        target = scratch_target(op, beside)
         frame.emit(
             replace(
                 frame.bare(),

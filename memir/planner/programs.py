@@ -13,7 +13,7 @@ from typing import Any
 
 from memir.errors import InconclusiveError, MemirError, UsageError
 from memir.ir.core import Program
-from memir.ir.domain import Condition
+from memir.ir.domain import broken
 from memir.ir.size import Size
 from memir.ir.unroll import bind, unroll
 from memir.one_rank import repeats_no_more
@@ -50,7 +50,7 @@ class Programs:
         if general != stages[0]:
             try:
                 program = self.after(general)
-                if _holds(program, {**self.depth, **degrees}):
+                if broken(program.domain, {**self.depth, **degrees}) is None:
                     return Made((program,), tuple(degrees.items()))
             except (UsageError, InconclusiveError, PassError):
                 pass  # not with a symbol: each degree has a program of its own, or a reason
@@ -107,9 +107,3 @@ def _general(passes: Sequence[Pass], taken: Sequence[str]) -> tuple[tuple[Pass, 
         else:
             return tuple(passes), {}
     return tuple(found), degrees
-
-
-def _holds(program: Program, env: Mapping[str, int]) -> bool:
-    """Whether nothing in the domain forbids these numbers, whatever the others are."""
-    read = (Condition.read(text) for text in program.domain)
-    return not any(c is not None and c.symbols() <= env.keys() and c.holds(env) is False for c in read)

@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
 from memir.ir.core import Kind, Op, Phase, Program, Storage, Value
-from memir.ir.opset import scratch_of
+from memir.ir.opset import scratch_of, scratch_target
 from memir.ir.size import ZERO, Size
 from memir.rewrite.changes import LISTS, STACKS, Changes, beyond
 
@@ -95,10 +95,8 @@ class _Rebuilding:
         if not op.scratch.terms or len(operands) == len(op.operands):
             return op.scratch
         before = [self.values[name] for name in op.operands]
-        for target in ("cuda", "cpu"):
-            if scratch_of(target, op.opcode, before, op.results) is op.scratch:
-                return scratch_of(target, op.opcode, [self.values[name] for name in operands], results)
-        return op.scratch
+        target = scratch_target(op, before)
+        return scratch_of(target, op.opcode, [self.values[name] for name in operands], results) if target else op.scratch
 
     def _standing(self, operand: str) -> str:
         """The value to read: one view may go by several names, of which the first may stand in an operator that is gone."""

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field, replace
 from memir.errors import InconclusiveError
 from memir.ir.core import Kind, Op, Value
 from memir.ir.dims import base_name
-from memir.ir.opset import scratch_of
+from memir.ir.opset import scratch_of, scratch_target
 from memir.ir.reshape import Part
 from memir.ir.size import Size
 from memir.parallel.edit import Edit
@@ -132,9 +132,8 @@ def resize(state: Placed, positions: Iterable[int]) -> None:
 def _scratch(op: Op, local: Local, before: list[Value], results: tuple[Value, ...]) -> Size:
     """The rank's workspace. Attention's is a multiple of the heads, which is all that is known where their size is a symbol."""
     if op.scratch.terms:
-        for target in ("cuda", "cpu"):
-            if scratch_of(target, op.opcode, before, op.results) is op.scratch:
-                return scratch_of(target, op.opcode, [local.value(v) for v in before], results)
+        if target := scratch_target(op, before):
+            return scratch_of(target, op.opcode, [local.value(v) for v in before], results)
         if "attention" in op.opcode:
             return local.piece(op.scratch)
     return op.scratch
